@@ -1,0 +1,43 @@
+"""The root of every error that Dockyard raises on purpose.
+
+DockyardError
+├── InvalidInput      a field of a request, a file or a flag is wrong      (exit code 2)
+├── MissingCapability this host lacks a tool or a kernel feature           (exit code 3)
+├── ResourceShortage  a port, memory or disk is not to be had              (exit code 4)
+└── one subtree a package (`sandbox.errors`, `engine.errors`, …)           (exit code 1)
+"""
+
+
+class DockyardError(Exception):
+    """Says what is wrong and the way out.
+
+    `message` names the thing and its value; `hint` is the next step that a person can take.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class InvalidInput(DockyardError):
+    """A value that the caller gave cannot be used."""
+
+    exit_code = 2
+
+
+class MissingCapability(DockyardError):
+    """This host has no such tool, package or kernel feature. Nothing is downgraded silently."""
+
+    exit_code = 3
+
+
+class ResourceShortage(DockyardError):
+    """The host has the feature, and not enough of it: memory, a port, disk."""
+
+    exit_code = 4
