@@ -1,0 +1,95 @@
+"""Who is in the team, who is blocked on whom, and how each one ended.
+
+A wait that nobody can end any more (everyone else has finished or waits as well) is ended here, and says so:
+a team of language models must not hang on a promise that its members forgot.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protocol.errors import InvalidInput
+from teams.workspace import Diff
+
+EndState = Literal["done", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one agent ended."""
+
+    name: str
+    state: EndState
+    summary: str
+    diff: Diff = field(default_factory=Diff)
+    last_interval: str | None = None
+
+
+class Roster:
+    """The members of one team. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._live: set[str] = set()
+        self._outcomes: dict[str, Outcome] = {}
+        self._blocked: dict[str, asyncio.Future[bool]] = {}
+
+    @property
+    def live(self) -> frozenset[str]:
+        """The members that have not ended."""
+        return frozenset(self._live)
+
+    def join(self, name: str) -> None:
+        """Adds a member. Raises `InvalidInput` for a name that was ever used in this team."""
+        if name in self._live or name in self._outcomes:
+            raise InvalidInput(f"the name {name!r} is taken", hint="choose another")
+        self._live.add(name)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Notes how a member ended and wakes those who may wait for it."""
+        self._live.discard(outcome.name)
+        self._outcomes[outcome.name] = outcome
+        self.notify()
+
+    def outcome(self, name: str) -> Outcome | None:
+        """How `name` ended; None while it is live. Raises `InvalidInput` for a stranger."""
+        if name not in self._live and name not in self._outcomes:
+            raise InvalidInput(f"nobody is called {name!r}", hint=f"known: {', '.join(self.names())}")
+        return self._outcomes.get(name)
+
+    def names(self) -> list[str]:
+        """All members, ended ones too, sorted."""
+        return sorted({*self._live, *self._outcomes})
+
+    def notify(self) -> None:
+        """Something changed (a message, an end): everyone blocked looks again."""
+        blocked, self._blocked = self._blocked, {}
+        for waiter in blocked.values():
+            if not waiter.done():
+                waiter.set_result(True)
+
+    async def until(self, name: str, ready: Callable[[], bool]) -> bool:
+        """Blocks member `name` until `ready()`. False: nobody is left who could make it so.
+
+        May be cancelled.
+        """
+        while not ready():
+            waiter = asyncio.get_running_loop().create_future()
+            self._blocked[name] = waiter
+            if self._blocked.keys() >= self._live:
+                self._release()
+            try:
+                changed = await waiter
+            finally:
+                if self._blocked.get(name) is waiter:
+                    del self._blocked[name]
+            if not changed:
+                return ready()
+        return True
+
+    def _release(self) -> None:
+        # Each of the blocked has looked since the last change, so no one will ever be ready.
+        blocked, self._blocked = self._blocked, {}
+        for waiter in blocked.values():
+            if not waiter.done():
+                waiter.set_result(False)

@@ -1,0 +1,267 @@
+"""A team at work: a lead, the teammates that it starts, and the guarantee that nothing of them remains.
+
+Everything runs in one task group of one event loop; the models are behind HTTP and the tools in sandboxes.
+However a run ends (submitted, out of time, cancelled, failed), every task has ended and every sandbox is
+killed before `Team.run` returns.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from protocol.clock import Clock, SystemClock
+from protocol.errors import DockyardError, InvalidInput
+from protocol.ids import new_id
+from teams.mailbox import Mailbox
+from teams.member import Ending, Member, Program, Turn
+from teams.model_client import ModelClient
+from teams.recorder import EventSink, Recorder
+from teams.roster import Outcome, Roster
+from teams.workspace import AgentSandbox, Diff, SandboxFactory, Tree, WorkspaceError
+
+LEAD = "lead"
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,15}")
+
+
+@dataclass(frozen=True, slots=True)
+class TeamLimits:
+    """Bounds of one team run."""
+
+    deadline_s: float = 1_800.0  # wall time of the agents' work; the hidden tests have their own
+    max_members: int = 8  # the lead counts
+    mailbox_capacity: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the hidden tests said about a diff."""
+
+    solved: bool
+    detail: str
+    passed: int = 0
+    failed: int = 0
+
+
+Verifier = Callable[[Diff], Awaitable[Verdict]]
+ModelFactory = Callable[[str], ModelClient]
+TeamEnd = Literal["done", "submit", "out of turns", "gave up", "deadline"]
+
+
+@dataclass(frozen=True, slots=True)
+class TeamResult:
+    """How a team run went. Its events are in the sink that the team was given."""
+
+    run_id: str
+    ended: TeamEnd
+    verdict: Verdict | None  # None where nothing was verified
+    diff: Diff
+    outcomes: tuple[Outcome, ...]
+    transcript: tuple[Turn, ...]
+
+    @property
+    def solved(self) -> bool:
+        """Whether the hidden tests accept the diff."""
+        return self.verdict is not None and self.verdict.solved
+
+
+@dataclass(slots=True)
+class _Crew:
+    """What one run holds while it lasts."""
+
+    group: asyncio.TaskGroup
+    roster: Roster
+    mailbox: Mailbox
+    tasks: dict[str, asyncio.Task[Outcome]] = field(default_factory=dict[str, asyncio.Task[Outcome]])
+    members: dict[str, Member] = field(default_factory=dict[str, Member])
+    transcript: list[Turn] = field(default_factory=list[Turn])
+
+
+class Team:
+    """Runs one task with a lead and the teammates that it starts. Use it for one run."""
+
+    def __init__(
+        self,
+        *,
+        models: ModelFactory,
+        sandboxes: SandboxFactory,
+        workspace: Tree,
+        events: EventSink,
+        verify: Verifier | None = None,
+        limits: TeamLimits | None = None,
+        clock: Clock | None = None,
+        run_id: str | None = None,
+        journal: Path | None = None,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.run_id = run_id or new_id("run")
+        self._models = models
+        self._sandboxes = sandboxes
+        self._workspace = workspace
+        self._events = events
+        self._verify = verify
+        self._limits = limits or TeamLimits()
+        self._clock = clock or SystemClock()
+        self._journal = journal
+        self._progress = progress
+        self._open: dict[str, AgentSandbox] = {}
+        self._endings: dict[str, Ending] = {}
+        self._failure: DockyardError | None = None  # what ended the lead
+
+    def check_integrity(self) -> list[str]:
+        """Names of agents whose sandbox is still open; empty after a run."""
+        return sorted(self._open)
+
+    async def run(self, program: Program) -> TeamResult:
+        """Runs the lead's program to its end, then the hidden tests.
+
+        The deadline ends the run with what there is and no verdict. Raises the `DockyardError` that ended
+        the lead; a teammate's failure is told to those who wait for it. May be cancelled.
+        """
+        mailbox = Mailbox(capacity=self._limits.mailbox_capacity, journal=self._journal)
+        transcript: list[Turn] = []
+        roster = Roster()
+        try:
+            async with asyncio.timeout(self._limits.deadline_s), asyncio.TaskGroup() as group:
+                crew = _Crew(group, roster, mailbox, transcript=transcript)
+                lead = await self._start(crew, LEAD, program, cause=None)
+                await self._dismiss(crew)
+        except TimeoutError:
+            self._progress(f"deadline of {self._limits.deadline_s:g} s reached")
+            return self._result("deadline", None, Diff(), roster, transcript)
+        finally:
+            mailbox.close()
+        if self._failure is not None:
+            raise self._failure
+        verdict = await self._verdict(lead)
+        return self._result(self._endings[LEAD].kind, verdict, lead.diff, roster, transcript)
+
+    def _start(self, crew: _Crew, name: str, program: Program, cause: str | None) -> asyncio.Task[Outcome]:
+        crew.roster.join(name)
+        crew.mailbox.open_box(name)
+        task = crew.group.create_task(self._live(crew, name, program, cause), name=f"{self.run_id}.{name}")
+        crew.tasks[name] = task
+        task.add_done_callback(lambda _: self._settle(crew, name))
+        return task
+
+    def _settle(self, crew: _Crew, name: str) -> None:
+        # A task that is cancelled before its first step runs none of its own clean-up.
+        if name in crew.roster.live:
+            crew.roster.finish(Outcome(name, "cancelled", "was ended before it began"))
+
+    async def _live(self, crew: _Crew, name: str, program: Program, cause: str | None) -> Outcome:
+        """One agent's life, from its first interval to its outcome."""
+        recorder = Recorder(name, self._events, self._clock)
+        outcome = Outcome(name, "cancelled", "was ended by the team")
+        try:
+            if cause is not None:
+                recorder.caused_by("spawn", cause)
+            with recorder.interval("harness", "start"):
+                self._progress(f"{name} starts")
+            ending, diff = await self._work(crew, name, program, recorder)
+            outcome = Outcome(name, "done", ending.summary, diff, recorder.last_interval)
+        except DockyardError as error:
+            outcome = Outcome(name, "failed", str(error), Diff(), recorder.last_interval)
+            if name == LEAD:
+                self._failure = error
+        finally:
+            if outcome.state == "cancelled":
+                outcome = Outcome(name, "cancelled", outcome.summary, Diff(), recorder.last_interval)
+            crew.members.pop(name, None)
+            crew.roster.finish(outcome)
+            self._progress(f"{name} {outcome.state}: {outcome.summary}"[:160])
+        return outcome
+
+    async def _work(
+        self, crew: _Crew, name: str, program: Program, recorder: Recorder
+    ) -> tuple[Ending, Diff]:
+        with recorder.interval("sandbox.create"):
+            sandbox = await self._sandboxes(f"{self.run_id}.{name}", self._workspace)
+            self._open[name] = sandbox
+        model = self._models(name)
+        try:
+            member = self._member(crew, name, recorder, model, sandbox)
+            crew.members[name] = member
+            self._endings[name], diff = await _finish(member, await program(member))
+            return self._endings[name], diff
+        finally:
+            # Shielded: a second cancellation must not leave a sandbox behind.
+            await asyncio.shield(self._close(name, model, sandbox))
+
+    async def _close(self, name: str, model: ModelClient, sandbox: AgentSandbox) -> None:
+        try:
+            await model.close()
+        finally:
+            await sandbox.kill()
+            del self._open[name]
+
+    def _member(
+        self, crew: _Crew, name: str, recorder: Recorder, model: ModelClient, sandbox: AgentSandbox
+    ) -> Member:
+        def spawn(child: str, program: Program, task: str) -> None:
+            self._spawn(crew, recorder, child, program, task)
+
+        def cancel(other: str) -> None:
+            if (task := crew.tasks.get(other)) is not None:
+                task.cancel()
+
+        return Member(
+            name,
+            recorder=recorder,
+            model=model,
+            sandbox=sandbox,
+            clean=self._workspace,
+            roster=crew.roster,
+            mailbox=crew.mailbox,
+            peers=crew.members.get,
+            spawn=spawn,
+            cancel=cancel,
+            keep=lambda turn: self._keep(crew, turn),
+        )
+
+    def _spawn(self, crew: _Crew, recorder: Recorder, name: str, program: Program, task: str) -> None:
+        if recorder.agent != LEAD:
+            raise InvalidInput("only the lead starts teammates", hint="send the lead a message")
+        if not _NAME.fullmatch(name):
+            raise InvalidInput(f"{name!r} is no name for an agent", hint="a-z, 0-9, - and _, at most 16")
+        if len(crew.roster.names()) >= self._limits.max_members:
+            raise InvalidInput(f"the team has its {self._limits.max_members} members", hint="do it yourself")
+        with recorder.interval("harness", f"spawn {name}", task=task[:200]) as span:
+            pass
+        self._start(crew, name, program, cause=span.id)
+
+    def _keep(self, crew: _Crew, turn: Turn) -> None:
+        crew.transcript.append(turn)
+        said = turn.observation.splitlines()[0] if turn.observation else ""
+        self._progress(f"{turn.agent} {turn.number}: {turn.action or 'no action'}: {said}"[:160])
+
+    async def _dismiss(self, crew: _Crew) -> None:
+        """Ends the teammates that still work: the lead has decided."""
+        for name in crew.roster.live:
+            crew.tasks[name].cancel()
+        await asyncio.gather(*crew.tasks.values(), return_exceptions=True)
+
+    async def _verdict(self, lead: Outcome) -> Verdict | None:
+        if self._verify is None:
+            return None
+        recorder = Recorder(LEAD, self._events, self._clock)
+        with recorder.interval("verify", "hidden tests") as span:
+            verdict = await self._verify(lead.diff)
+            span.attributes.update(solved=verdict.solved, passed=verdict.passed, failed=verdict.failed)
+        self._progress(f"hidden tests: {verdict.detail}")
+        return verdict
+
+    def _result(
+        self, ended: TeamEnd, verdict: Verdict | None, diff: Diff, roster: Roster, transcript: list[Turn]
+    ) -> TeamResult:
+        outcomes = tuple(o for name in roster.names() if (o := roster.outcome(name)) is not None)
+        return TeamResult(self.run_id, ended, verdict, diff, outcomes, tuple(transcript))
+
+
+async def _finish(member: Member, ending: Ending) -> tuple[Ending, Diff]:
+    try:
+        return ending, await member.diff()
+    except WorkspaceError as error:  # the agent's doing, not the platform's: it has nothing to hand in
+        return Ending("gave up", f"its changes were refused: {error}"), Diff()
