@@ -1,0 +1,21 @@
+"""How one engine is set up."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Role = Literal["both", "prefill", "decode"]
+
+
+class EngineConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = "smollm2"  # a built-in name or the path of a GGUF file
+    role: Role = "both"  # prefill stops after the first token and hands over; decode takes over
+    threads: int = Field(default=2, ge=1)  # of the CPU kernels; changes no bit of the output
+    operations: Literal["auto", "c", "torch"] = "auto"  # auto: the C library where it is built
+    block_tokens: int = Field(default=16, ge=1)  # positions a cache block: vLLM's default
+    kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)  # 1 GiB holds 23,301 tokens of smollm2
+    max_sequences: int = Field(default=32, ge=1)  # in one step
+    max_waiting: int = Field(default=512, ge=1)  # beyond it `add` refuses, the gateway answers 429
+    token_budget: int = Field(default=256, ge=1)  # rows a step: bounds how long decoding waits for a prefill

@@ -1,0 +1,250 @@
+"""One worker's engine: `step()` schedules, runs and post-processes; everything else feeds it.
+
+Roles: `both` serves a request from prompt to end. `prefill` computes the prompt, chooses the first token and
+gives out a hand-off; `decode` adopts hand-offs and goes on. A request's tokens are the same in all of them.
+"""
+
+import hashlib
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from engine.cache.block_pool import BlockPool, PoolStatistics
+from engine.cache.kv_cache import KvCache
+from engine.chat.text_stream import TextStream
+from engine.chat.tokenizer import ChatTokenizer, tokenizer_from_gguf
+from engine.config import EngineConfig
+from engine.errors import InvalidRequest, Overloaded
+from engine.handoff import Handoff, adopt, hand_over
+from engine.model.registry import load_model
+from engine.request import FinishReason, Request, Sequence, Stages
+from engine.sampling.sampler import choose
+from engine.scheduler.scheduler import Chunk, Scheduler, SchedulerStatistics
+from kernels.operations import Rows
+from protocol.clock import Clock, SystemClock
+from protocol.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """New tokens of one request; `index` is the number of tokens before them."""
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    stages: Stages
+    num_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    tokens: list[TokenOutput] = field(default_factory=list[TokenOutput])
+    handoffs: list[Handoff] = field(default_factory=list[Handoff])
+    num_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    steps: int
+    rows: int
+    scheduler: SchedulerStatistics
+    pool: PoolStatistics
+
+
+class Engine:
+    """Owned by one thread. Raises UnknownModel, BrokenModelFile, MissingCapability at construction."""
+
+    def __init__(self, config: EngineConfig, clock: Clock | None = None) -> None:
+        self.config = config
+        self.model = load_model(config.model, threads=config.threads, operations=config.operations)
+        self.fingerprint = _fingerprint(self.model.file.path)
+        self._clock = clock or SystemClock()
+        block_bytes = int(self.model.cache_bytes_per_token()) * config.block_tokens
+        num_blocks = config.kv_cache_bytes // block_bytes
+        if num_blocks == 0:
+            raise InvalidRequest(
+                f"kv_cache_bytes {config.kv_cache_bytes} holds no block of {block_bytes} bytes",
+                parameter="kv_cache_bytes", hint=f"give at least {block_bytes}",
+            )  # fmt: skip
+        self._capacity = num_blocks * config.block_tokens
+        self.cache = KvCache(self.model, num_blocks, config.block_tokens)
+        self.pool = BlockPool(num_blocks, config.block_tokens)
+        self._scheduler = Scheduler(
+            self.pool, max_sequences=config.max_sequences, token_budget=config.token_budget,
+            salt=self.fingerprint.encode(),
+        )  # fmt: skip
+        self._sequences: dict[str, Sequence] = {}
+        self._eos_ids = frozenset({int(self.model.file.require("tokenizer.ggml.eos_token_id"))})
+        self._steps = self._rows = 0
+
+    @property
+    def max_positions(self) -> int:
+        """The longest prompt plus output that this engine takes."""
+        return min(self.model.config.max_positions, self._capacity)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequest, Overloaded."""
+        self._validate(request)
+        self._enqueue(Sequence.start(request, self._clock.now_ns()))
+
+    def adopt(self, handoff: Handoff) -> None:
+        """Queue a request that a prefill worker has begun. Raises BrokenHandoff, Overloaded."""
+        self._enqueue(adopt(handoff, self.fingerprint, self.cache))
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a request and free what it held; False where it is not here (any more)."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self._scheduler.remove(sequence)
+        return sequence is not None
+
+    def step(self) -> StepResult:
+        """Run one step: every scheduled row through the model. Blocks for the length of it."""
+        chunks = self._scheduler.schedule()
+        if not chunks:
+            return StepResult()
+        self._begin(chunks)
+        logits = self._run(chunks)
+        return self._postprocess(chunks, logits)
+
+    def generate(
+        self,
+        prompts: Seq[str | Seq[int]],
+        sampling: SamplingParams = SamplingParams(),
+        tokenizer: ChatTokenizer | None = None,
+    ) -> list[str]:  # noqa: B008 - frozen
+        """Texts for prompts, batched. Blocks until all have ended. Only in role `both`."""
+        tokenizer = tokenizer or tokenizer_from_gguf(self.model.file)
+        streams: dict[str, TextStream] = {}
+        for index, prompt in enumerate(prompts):
+            ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            request = Request(f"generate-{index}", tuple(ids), sampling)
+            self.add(request)
+            streams[request.id] = TextStream(tokenizer, sampling.stop)
+        while self.has_work:
+            for output in self.step().tokens:
+                stream = streams[output.request_id]
+                stream.push(output.token_ids, final=output.finish_reason is not None)
+                if stream.stopped and output.finish_reason is None:
+                    self.abort(output.request_id)
+        return [stream.text for stream in streams.values()]
+
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics(self._steps, self._rows, self._scheduler.statistics(), self.pool.statistics())
+
+    def check_integrity(self) -> None:
+        """Every block and sequence is owned or free; raises AssertionError."""
+        self._scheduler.check_integrity()
+        queued = {s.id for s in (*self._scheduler.waiting, *self._scheduler.running)}
+        assert queued == self._sequences.keys(), "a sequence is neither waiting nor running"
+
+    def _validate(self, request: Request) -> None:
+        sampling, prompt = request.sampling, len(request.prompt_ids)
+        if prompt == 0:
+            raise InvalidRequest("the prompt is empty", parameter="messages")
+        new = len(sampling.forced_ids) or sampling.max_tokens
+        if new < 1:
+            raise InvalidRequest(f"max_tokens is {new}; it must be at least 1", parameter="max_tokens")
+        if prompt + new > self.max_positions:
+            raise InvalidRequest(
+                f"{prompt} prompt tokens and {new} new ones exceed the {self.max_positions} positions of the model",
+                parameter="messages", hint="shorten the prompt or lower max_tokens",
+            )  # fmt: skip
+        vocabulary = self.model.config.vocabulary
+        if not all(0 <= token < vocabulary for token in (*request.prompt_ids, *sampling.forced_ids)):
+            raise InvalidRequest(
+                f"a token id lies outside the vocabulary of {vocabulary}", parameter="prompt_ids"
+            )
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        if sequence.id in self._sequences:
+            raise InvalidRequest(f"request {sequence.id!r} is already running", parameter="request_id")
+        if self._scheduler.statistics().waiting >= self.config.max_waiting:
+            raise Overloaded(f"{self.config.max_waiting} requests are waiting", hint="try again later")
+        self._sequences[sequence.id] = sequence
+        self._scheduler.add(sequence)
+
+    def _begin(self, chunks: list[Chunk]) -> None:
+        """Stamp sequences that run for the first time, and write the KV that came with a hand-off."""
+        now = self._clock.now_ns()
+        for sequence in (chunk.sequence for chunk in chunks):
+            if sequence.incoming is not None:
+                blocks = sequence.blocks[: self.pool.blocks_for(sequence.num_computed)]
+                self.cache.import_(sequence.incoming, blocks, sequence.num_computed)
+                sequence.incoming = None
+                sequence.stages = replace(sequence.stages, adopted_ns=self._clock.now_ns())
+            elif sequence.stages.scheduled_ns == 0:
+                sequence.stages = replace(sequence.stages, scheduled_ns=now)
+
+    def _run(self, chunks: list[Chunk]) -> Tensor:
+        """Logits [R, V] of the last row of each completing chunk, in order."""
+        ids: list[int] = []
+        positions: list[int] = []
+        owners: list[int] = []
+        last_rows: list[int] = []
+        for owner, chunk in enumerate(chunks):
+            start, stop = chunk.sequence.num_computed, chunk.sequence.num_computed + chunk.count
+            ids += chunk.sequence.token_ids[start:stop]
+            positions += range(start, stop)
+            owners += [owner] * chunk.count
+            if chunk.completes:
+                last_rows.append(len(ids) - 1)
+        self._steps, self._rows = self._steps + 1, self._rows + len(ids)
+        rows = Rows(
+            torch.tensor(positions), torch.tensor(owners), _tables([c.sequence.blocks for c in chunks])
+        )
+        hidden = self.model.forward(torch.tensor(ids), rows, self.cache.data)
+        return self.model.head(hidden[last_rows]) if last_rows else hidden[:0]
+
+    def _postprocess(self, chunks: list[Chunk], logits: Tensor) -> StepResult:
+        result = StepResult(num_rows=sum(chunk.count for chunk in chunks))
+        rows = iter(logits.numpy())
+        now = self._clock.now_ns()
+        for chunk in chunks:
+            sequence, completes = chunk.sequence, chunk.completes
+            self._scheduler.computed(chunk)
+            if not completes:
+                continue
+            index = sequence.num_generated
+            sequence.token_ids.append(choose(next(rows), sequence.request.sampling, index))
+            if index == 0:
+                sequence.stages = replace(sequence.stages, prefilled_ns=now)
+            reason = sequence.next_finish(self._eos_ids)
+            result.tokens.append(
+                TokenOutput(
+                    sequence.id,
+                    index,
+                    (sequence.token_ids[-1],),
+                    reason,
+                    sequence.stages,
+                    sequence.num_cached,
+                )
+            )
+            if reason is None and self.config.role == "prefill":
+                result.handoffs.append(hand_over(sequence, self.fingerprint, self.cache))
+            if reason is not None or self.config.role == "prefill":
+                self.abort(sequence.id)
+        return result
+
+
+def _tables(blocks: list[list[int]]) -> Tensor:
+    width = max(len(row) for row in blocks)
+    return torch.tensor([row + [0] * (width - len(row)) for row in blocks], dtype=torch.int32)
+
+
+def _fingerprint(path: object) -> str:
+    """Names the weights: a hash of the file's name, size and first megabyte."""
+    from pathlib import Path
+
+    file = Path(str(path))
+    with file.open("rb") as stream:
+        head = stream.read(1 << 20)
+    return hashlib.blake2b(f"{file.name} {file.stat().st_size}".encode() + head, digest_size=12).hexdigest()

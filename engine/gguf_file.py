@@ -1,0 +1,78 @@
+"""A GGUF file, opened and checked: metadata and tensors, memory-mapped.
+
+Two processes that open the same file share its pages. Format: GGUF specification, version 3.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import BrokenModelFile
+
+MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """`shape` is [rows, columns] or [columns]; `data` is float32 in that shape, or uint8 [rows, row_bytes]."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: str  # F32, Q4_1, Q8_0, … as GGML names them
+    data: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+
+    def require(self, key: str) -> Any:
+        """A metadata value; BrokenModelFile names the key that is missing."""
+        if key not in self.metadata:
+            raise BrokenModelFile(f"{self.path}: metadata has no {key!r}")
+        return self.metadata[key]
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> GgufTensor:
+        """A tensor of that shape; a missing or misshapen one is an error that says what was expected."""
+        found = self.tensors.get(name)
+        if found is None:
+            raise BrokenModelFile(f"{self.path}: tensor {name!r} is missing, expected shape {list(shape)}")
+        if found.shape != shape:
+            raise BrokenModelFile(
+                f"{self.path}: tensor {name!r} has shape {list(found.shape)}, expected {list(shape)}"
+            )
+        return found
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Map the file, copy-on-write. Reads headers only; the tensors' pages come in when they are touched."""
+    _check_start(path)
+    try:
+        reader = gguf.GGUFReader(str(path), "c")
+    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, MemoryError) as error:
+        raise BrokenModelFile(f"{path}: not a whole GGUF file ({error})", hint="download it again") from error
+    metadata = {name: field.contents() for name, field in reader.fields.items()}
+    tensors = {t.name: _tensor(cast(Any, t)) for t in reader.tensors}
+    return GgufFile(path, metadata, tensors)
+
+
+def _tensor(tensor: Any) -> GgufTensor:
+    shape = tuple(int(size) for size in reversed(tensor.shape))
+    return GgufTensor(tensor.name, shape, tensor.tensor_type.name, np.asarray(tensor.data))
+
+
+def _check_start(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise BrokenModelFile(f"{path}: {error.strerror or error}") from error
+    if start != MAGIC:
+        raise BrokenModelFile(f"{path}: does not start with {MAGIC!r}, so it is not a GGUF file")

@@ -1,0 +1,1 @@
+"""Model families behind one interface, and the files that they come from."""

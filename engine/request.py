@@ -1,0 +1,72 @@
+"""A request as an engine takes it, and the sequence that it becomes."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protocol.handoff import KvPayload
+from protocol.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Prompt ids and how to go on from them. `priority`: lower runs first, as in vLLM."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """When a request passed each stage: CLOCK_MONOTONIC nanoseconds, 0 where it has not yet."""
+
+    arrived_ns: int = 0
+    scheduled_ns: int = 0
+    prefilled_ns: int = 0  # the first token is known
+    adopted_ns: int = 0  # the decode worker has the KV in its cache
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request in flight. Owns its counters; the block pool owns the blocks that it names."""
+
+    request: Request
+    token_ids: list[int]
+    num_prompt: int
+    num_computed: int = 0  # positions whose KV is in the cache
+    num_cached: int = 0  # of those, taken from the prefix cache at the first scheduling
+    blocks: list[int] = field(default_factory=list[int])
+    num_registered: int = 0  # leading blocks that the prefix cache knows
+    tail_hash: bytes = b""  # chained hash of those blocks
+    incoming: KvPayload | None = None  # a hand-off whose KV waits for blocks
+    stages: Stages = Stages()
+
+    @classmethod
+    def start(cls, request: Request, arrived_ns: int) -> "Sequence":
+        ids = list(request.prompt_ids)
+        return cls(request, ids, len(ids), stages=Stages(arrived_ns=arrived_ns))
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_missing(self) -> int:
+        """Positions still to compute before the next token is known."""
+        return len(self.token_ids) - self.num_computed
+
+    def next_finish(self, eos_ids: frozenset[int]) -> FinishReason | None:
+        """Whether the newest token ends the sequence."""
+        sampling, newest = self.request.sampling, self.token_ids[-1]
+        if sampling.forced_ids:
+            return "stop" if self.num_generated >= len(sampling.forced_ids) else None
+        if newest in sampling.stop_token_ids or (newest in eos_ids and not sampling.ignore_eos):
+            return "stop"
+        return "length" if self.num_generated >= sampling.max_tokens else None

@@ -1,0 +1,41 @@
+"""Chooses one token from one row of logits. The choice depends on (logits, parameters, position) alone."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.sampling import SamplingParams
+
+Logits = NDArray[np.float32]
+
+
+def choose(logits: Logits, sampling: SamplingParams, generated: int) -> int:
+    """The next token; `generated` counts the tokens before it. Ties go to the lowest id."""
+    if generated < len(sampling.forced_ids):
+        return sampling.forced_ids[generated]
+    if sampling.temperature == 0.0:
+        return int(logits.argmax())
+    ids, probabilities = _candidates(logits, sampling)
+    cumulative = np.cumsum(probabilities)
+    threshold = _uniform(sampling.seed, generated) * cumulative[-1]
+    index = int(np.searchsorted(cumulative, threshold, side="right"))
+    return int(ids[min(index, len(ids) - 1)])
+
+
+def _candidates(logits: Logits, sampling: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Ids and weights that top-k and top-p keep, most likely first where they cut anything."""
+    scaled = logits.astype(np.float64) / sampling.temperature
+    weights = np.exp(scaled - scaled.max())
+    if sampling.top_k == 0 and sampling.top_p >= 1.0:
+        return np.arange(len(weights)), weights
+    order = np.argsort(-weights, kind="stable")[: sampling.top_k or None]
+    kept = weights[order]
+    if sampling.top_p < 1.0:
+        before = np.cumsum(kept) - kept
+        kept = kept[before < sampling.top_p * weights.sum()]
+    return order[: len(kept)], kept
+
+
+def _uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that is a function of seed and position: a counter-based generator needs no state."""
+    generator = np.random.Philox(key=seed & (2**64 - 1), counter=position)
+    return float(np.random.Generator(generator).random())

@@ -1,0 +1,1 @@
+"""Which rows run in the next step. Pure Python: no torch, no clock, no I/O."""

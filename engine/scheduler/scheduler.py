@@ -1,0 +1,152 @@
+"""Continuous batching with chunked prefill under a budget of rows a step.
+
+Running sequences decode first, one row each; what is left of the budget goes to prompts, in order of
+(priority, arrival). When blocks run out, the least urgent running sequence is preempted: its blocks go, its
+tokens stay, and it is computed again later, to the same bits.
+"""
+
+from dataclasses import dataclass
+
+from engine.cache.block_pool import BlockPool, chain_hash
+from engine.request import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next `count` positions of a sequence, from `sequence.num_computed` on."""
+
+    sequence: Sequence
+    count: int
+
+    @property
+    def completes(self) -> bool:
+        """Whether the chunk reaches the newest token, so that the next one can be chosen."""
+        return self.count == self.sequence.num_missing
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStatistics:
+    waiting: int
+    running: int
+    preemptions: int
+
+
+class Scheduler:
+    """Not thread-safe: the engine's loop owns it."""
+
+    def __init__(self, pool: BlockPool, *, max_sequences: int, token_budget: int, salt: bytes) -> None:
+        self._pool = pool
+        self._max_sequences = max_sequences
+        self._token_budget = token_budget
+        self._salt = salt  # the model's fingerprint starts every chain of block hashes
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self._preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+        self.waiting.sort(key=_urgency)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence and give its blocks back, whatever state it is in."""
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
+        self._release(sequence)
+
+    def schedule(self) -> list[Chunk]:
+        """The chunks of the next step; their sequences hold the blocks for them."""
+        budget = self._token_budget
+        chunks: list[Chunk] = []
+        for sequence in sorted(self.running, key=_urgency):
+            if sequence not in self.running or budget == 0:
+                continue  # preempted by a more urgent one in this very step
+            count = min(sequence.num_missing, budget)
+            if not self._make_room(sequence, count):
+                continue
+            chunks.append(Chunk(sequence, count))
+            budget -= count
+        while self.waiting and budget > 0 and len(self.running) < self._max_sequences:
+            sequence = self.waiting[0]
+            if not self._admit(sequence):
+                break
+            count = min(sequence.num_missing, budget)
+            chunks.append(Chunk(sequence, count))
+            budget -= count
+        return [chunk for chunk in chunks if chunk.sequence in self.running]
+
+    def computed(self, chunk: Chunk) -> None:
+        """The chunk's KV is in the cache; full blocks of it become known to the prefix cache."""
+        sequence = chunk.sequence
+        sequence.num_computed += chunk.count
+        size = self._pool.block_tokens
+        while (sequence.num_registered + 1) * size <= sequence.num_computed:
+            start = sequence.num_registered * size
+            sequence.tail_hash = chain_hash(
+                sequence.tail_hash or self._salt, sequence.token_ids[start : start + size]
+            )
+            self._pool.register(sequence.blocks[sequence.num_registered], sequence.tail_hash)
+            sequence.num_registered += 1
+
+    def statistics(self) -> SchedulerStatistics:
+        return SchedulerStatistics(len(self.waiting), len(self.running), self._preemptions)
+
+    def check_integrity(self) -> None:
+        """Blocks held equal blocks owned by running sequences; raises AssertionError."""
+        assert not any(s.blocks for s in self.waiting), "a waiting sequence holds blocks"
+        self._pool.check_integrity(block for s in self.running for block in s.blocks)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence its known prefix and blocks for all its tokens, and let it run."""
+        known = [] if sequence.incoming is not None else self._pool.match(self._prefix_hashes(sequence))
+        needed = self._pool.blocks_for(len(sequence.token_ids)) - len(known)
+        if needed > self._pool.num_available:
+            self._pool.release(known)
+            return False
+        sequence.blocks = known + self._pool.allocate(needed)
+        size = self._pool.block_tokens
+        incoming = sequence.incoming is not None
+        sequence.num_computed = sequence.num_prompt if incoming else len(known) * size
+        sequence.num_registered = len(known)
+        sequence.tail_hash = self._chain(sequence, len(known))[-1] if known else b""
+        if sequence.num_generated == 0 and not incoming:
+            sequence.num_cached = sequence.num_computed
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        return True
+
+    def _prefix_hashes(self, sequence: Sequence) -> list[bytes]:
+        """Hashes of the full blocks before the newest token, which must be computed to go on from it."""
+        return self._chain(sequence, (len(sequence.token_ids) - 1) // self._pool.block_tokens)
+
+    def _chain(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
+        size, previous, chain = self._pool.block_tokens, self._salt, list[bytes]()
+        for index in range(num_blocks):
+            previous = chain_hash(previous, sequence.token_ids[index * size : (index + 1) * size])
+            chain.append(previous)
+        return chain
+
+    def _make_room(self, sequence: Sequence, count: int) -> bool:
+        """Blocks for the next `count` positions, preempting less urgent sequences; False if it was itself."""
+        needed = self._pool.blocks_for(sequence.num_computed + count) - len(sequence.blocks)
+        while needed > self._pool.num_available:
+            victim = max(self.running, key=_urgency)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.blocks += self._pool.allocate(max(needed, 0))
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._release(sequence)
+        self.running.remove(sequence)
+        self.add(sequence)
+        self._preemptions += 1
+
+    def _release(self, sequence: Sequence) -> None:
+        self._pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.num_computed = sequence.num_registered = 0
+        sequence.tail_hash = b""
+
+
+def _urgency(sequence: Sequence) -> tuple[int, int, str]:
+    return (sequence.request.priority, sequence.stages.arrived_ns, sequence.id)

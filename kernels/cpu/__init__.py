@@ -1,0 +1,1 @@
+"""The CPU path in C: one shared library, built by `python -m kernels.cpu.build`, and its typed wrappers."""

@@ -1,0 +1,101 @@
+/* Causal attention of query rows over a paged KV cache, grouped query heads.
+ *
+ * cache[num_blocks, 2, block, kv_heads, d]: keys, then values, of one layer. Row r belongs to sequence
+ * sequences[r], whose block table is that row of tables, and sees positions 0..positions[r]. Scores are reduced in ascending order
+ * of position whatever the chunking, so that full, chunked and incremental runs give the same bits.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "vector.h"
+
+enum { MAX_D = 512 };
+
+struct paging {
+    float *cache;
+    const int32_t *tables;    /* [sequences, width] block numbers */
+    const int64_t *sequences; /* [rows] */
+    const int64_t *positions; /* [rows] */
+    int64_t width, block, kv_heads, heads, d;
+};
+
+static inline float *entry(const struct paging *p, int64_t row, int64_t position, int which) {
+    const int64_t b = p->tables[p->sequences[row] * p->width + position / p->block];
+    const int64_t slot = (b * 2 + which) * p->block + position % p->block;
+    return p->cache + slot * p->kv_heads * p->d;
+}
+
+static float scores_of(const struct paging *p, int64_t row, int64_t kv, const float *q, float scale, float *scores) {
+    float highest = -INFINITY;
+    for (int64_t t = 0; t <= p->positions[row]; t++) {
+        const float *key = entry(p, row, t, 0) + kv * p->d;
+        vec sum = {0};
+        for (int64_t i = 0; i < p->d; i += LANES) sum += load(q + i) * load(key + i);
+        scores[t] = horizontal_sum(sum) * scale;
+        highest = scores[t] > highest ? scores[t] : highest;
+    }
+    return highest;
+}
+
+/* Turns scores into exponentials in place; the tail is padded with -inf up to a whole vector. */
+static float exponentials(float *scores, int64_t n, float highest) {
+    for (int64_t t = n; t % LANES != 0; t++) scores[t] = -INFINITY;
+    vec sum = {0};
+    for (int64_t t = 0; t < n; t += LANES) {
+        const vec e = exp_nonpositive(load(scores + t) - highest);
+        store(scores + t, e);
+        sum += e;
+    }
+    return horizontal_sum(sum);
+}
+
+static void weighted_values(const struct paging *p, int64_t row, int64_t kv, const float *weights, float total,
+                            float *out) {
+    vec acc[MAX_D / LANES] = {0};
+    const int64_t n = p->d / LANES;
+    for (int64_t t = 0; t <= p->positions[row]; t++) {
+        const float *value = entry(p, row, t, 1) + kv * p->d;
+        const vec w = splat(weights[t]);
+        for (int64_t i = 0; i < n; i++) acc[i] += load(value + i * LANES) * w;
+    }
+    for (int64_t i = 0; i < n; i++) store(out + i * LANES, acc[i] / total);
+}
+
+/* q, out: [rows, heads, d]; d is a multiple of LANES and at most MAX_D. Returns 0, or -1 when memory ran
+ * out. */
+int dockyard_paged_attention(const struct paging *p, const float *q, int64_t rows, float scale, float *out,
+                             int32_t threads) {
+    const int64_t group = p->heads / p->kv_heads;
+    int64_t longest = 0;
+    int failed = 0;
+    for (int64_t r = 0; r < rows; r++) longest = p->positions[r] > longest ? p->positions[r] : longest;
+    const size_t scratch = ((size_t)longest + 1 + LANES) * sizeof(float);
+#pragma omp parallel num_threads(threads)
+    {
+        float *scores = malloc(scratch);
+        if (scores == NULL) {
+#pragma omp atomic write
+            failed = 1;
+        }
+#pragma omp for schedule(dynamic, 4)
+        for (int64_t item = 0; item < rows * p->heads; item++) {
+            if (scores == NULL) continue;
+            const int64_t row = item / p->heads, head = item % p->heads, kv = head / group;
+            const float *query = q + item * p->d;
+            const float highest = scores_of(p, row, kv, query, scale, scores);
+            const float total = exponentials(scores, p->positions[row] + 1, highest);
+            weighted_values(p, row, kv, scores, total, out + item * p->d);
+        }
+        free(scores);
+    }
+    return failed ? -1 : 0;
+}
+
+/* Puts k, v [rows, kv_heads, d] into the rows' cache slots. */
+void dockyard_store_kv(const struct paging *p, const float *k, const float *v, int64_t rows) {
+    const size_t bytes = (size_t)(p->kv_heads * p->d) * sizeof(float);
+    for (int64_t r = 0; r < rows; r++) {
+        memcpy(entry(p, r, p->positions[r], 0), k + r * p->kv_heads * p->d, bytes);
+        memcpy(entry(p, r, p->positions[r], 1), v + r * p->kv_heads * p->d, bytes);
+    }
+}

@@ -1,0 +1,66 @@
+"""The C library's functions with their argument types: the one place that knows the ABI."""
+
+import ctypes
+from functools import lru_cache
+from pathlib import Path
+
+from kernels.cpu.build import library_path
+
+
+class CWeight(ctypes.Structure):
+    """`struct weight` of linear.c."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64),
+        ("format", ctypes.c_int32),
+    )
+
+
+class CPaging(ctypes.Structure):
+    """`struct paging` of attention.c."""
+
+    _fields_ = (
+        ("cache", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
+        ("sequences", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("width", ctypes.c_int64),
+        ("block", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("d", ctypes.c_int64),
+    )
+
+
+_P, _I32, _I64, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+_SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "dockyard_linear": (_I32, (_P, _I32, _P, _I64, _I64, _I32)),
+    "dockyard_gather": (None, (_P, _I64, _I32, _P, _I64, _I64, _P)),
+    "dockyard_rms_norm": (None, (_P, _P, _F, _I64, _I64, _P)),
+    "dockyard_rope": (None, (_P, _P, _P, _I64, _I64, _I64)),
+    "dockyard_silu_mul": (None, (_P, _P, _I64)),
+    "dockyard_paged_attention": (_I32, (_P, _P, _I64, _F, _P, _I32)),
+    "dockyard_store_kv": (None, (_P, _P, _P, _I64)),
+}
+
+
+def available() -> bool:
+    """Whether the library for this processor has been built."""
+    return library_path().exists()
+
+
+@lru_cache(maxsize=1)
+def load() -> ctypes.CDLL:
+    """The library with its signatures set. Raises OSError when it has not been built."""
+    return _open(library_path())
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -1,0 +1,89 @@
+"""`Operations` on the C library. Tensors are contiguous float32 on the CPU."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import CPaging, CWeight, load
+from kernels.operations import Rows, Weight
+
+_FORMATS = {"f32": 0, "q4_1": 3, "q8_0": 8}
+
+
+class CpuOperations:
+    """Runs each operation in the C library on `threads` threads; the number of threads changes no bit."""
+
+    name = "c"
+
+    def __init__(self, threads: int) -> None:
+        self._library = load()
+        self._threads = threads
+
+    def gather(self, table: Weight, ids: Tensor) -> Tensor:
+        out = torch.empty(len(ids), table.columns)
+        self._library.dockyard_gather(
+            table.data.data_ptr(), _row_bytes(table), _FORMATS[table.format], ids.data_ptr(), len(ids),
+            table.columns, out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def linear(self, x_MK: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
+        x_MK = x_MK.contiguous()
+        m, k = x_MK.shape
+        outs = [torch.empty(m, weight.rows) for weight in weights]
+        array = (CWeight * len(weights))(
+            *(
+                CWeight(w.data.data_ptr(), out.data_ptr(), w.rows, _row_bytes(w), _FORMATS[w.format])
+                for w, out in zip(weights, outs, strict=True)
+            )
+        )
+        status = self._library.dockyard_linear(array, len(weights), x_MK.data_ptr(), m, k, self._threads)
+        if status != 0:
+            raise ValueError(f"a product over {k} columns: the kernel takes multiples of 32 up to 16,384")
+        return outs
+
+    def rms_norm(self, x_MK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x_MK)
+        m, k = x_MK.shape
+        self._library.dockyard_rms_norm(x_MK.data_ptr(), weight_K.data_ptr(), eps, m, k, out.data_ptr())
+        return out
+
+    def rope_(self, x_MHD: Tensor, table_PD: Tensor, positions_M: Tensor) -> None:
+        m, heads, d = x_MHD.shape
+        self._library.dockyard_rope(
+            x_MHD.data_ptr(), table_PD.data_ptr(), positions_M.data_ptr(), m, heads, d
+        )
+
+    def silu_mul(self, gate_MK: Tensor, up_MK: Tensor) -> Tensor:
+        self._library.dockyard_silu_mul(gate_MK.data_ptr(), up_MK.data_ptr(), gate_MK.numel())
+        return gate_MK
+
+    def store_kv(self, cache: Tensor, rows: Rows, k_MGD: Tensor, v_MGD: Tensor) -> None:
+        paging = _paging(cache, rows, heads=k_MGD.shape[1])
+        self._library.dockyard_store_kv(
+            ctypes.byref(paging), k_MGD.data_ptr(), v_MGD.data_ptr(), k_MGD.shape[0]
+        )
+
+    def paged_attention(self, q_MHD: Tensor, cache: Tensor, rows: Rows, scale: float) -> Tensor:
+        out = torch.empty_like(q_MHD)
+        paging = _paging(cache, rows, heads=q_MHD.shape[1])
+        status = self._library.dockyard_paged_attention(
+            ctypes.byref(paging), q_MHD.data_ptr(), q_MHD.shape[0], scale, out.data_ptr(), self._threads
+        )
+        if status != 0:
+            raise MemoryError("no memory for attention scores")
+        return out
+
+
+def _row_bytes(weight: Weight) -> int:
+    return weight.data.stride(0) * weight.data.element_size()
+
+
+def _paging(cache: Tensor, rows: Rows, heads: int) -> CPaging:
+    _, _, block, kv_heads, d = cache.shape
+    return CPaging(
+        cache.data_ptr(), rows.tables.data_ptr(), rows.sequences.data_ptr(), rows.positions.data_ptr(),
+        rows.tables.shape[1], block, kv_heads, heads, d,
+    )  # fmt: skip

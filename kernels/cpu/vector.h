@@ -1,0 +1,106 @@
+/* One vector type for every target: the compiler lowers it to AVX-512, AVX2, SSE or NEON.
+ *
+ * Row invariance is the contract of every kernel here: the bits of an output row depend on that row's
+ * inputs alone, never on how many other rows came along or how many threads ran. So each output value has
+ * one accumulator vector, filled in ascending order of k, and one fixed horizontal sum.
+ */
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define LANES 16
+#else
+#define LANES 8
+#endif
+
+typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
+
+static inline vec load(const float *p) {
+    vec v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* Keeps a value that several products share out of their memory operands. */
+static inline vec in_register(vec v) {
+#if defined(__x86_64__)
+    __asm__("" : "+v"(v));
+#endif
+    return v;
+}
+
+static inline void store(float *p, vec v) { memcpy(p, &v, sizeof v); }
+
+static inline vec splat(float x) { return x - (vec){0}; }
+
+/* mask lanes are 0 or -1, as vector comparisons give them. */
+static inline vec pick(ivec mask, vec yes, vec no) {
+    ivec y, n;
+    memcpy(&y, &yes, sizeof y);
+    memcpy(&n, &no, sizeof n);
+    const ivec bits = (mask & y) | (~mask & n);
+    vec v;
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
+/* Halves folded onto each other, so that the order is fixed by LANES alone. */
+static inline float horizontal_sum(vec v) {
+#if LANES == 16
+    v += __builtin_shuffle(v, (ivec){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
+    v += __builtin_shuffle(v, (ivec){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
+    v += __builtin_shuffle(v, (ivec){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
+    v += __builtin_shuffle(v, (ivec){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14});
+#else
+    v += __builtin_shuffle(v, (ivec){4, 5, 6, 7, 0, 1, 2, 3});
+    v += __builtin_shuffle(v, (ivec){2, 3, 0, 1, 6, 7, 4, 5});
+    v += __builtin_shuffle(v, (ivec){1, 0, 3, 2, 5, 4, 7, 6});
+#endif
+    return v[0];
+}
+
+/* The low and the high nibbles of LANES bytes as floats. GCC 12 splits the portable form into scalars. */
+static inline void unpack_nibbles(const uint8_t *p, vec *low, vec *high) {
+#if defined(__AVX512F__)
+    const __m512i q = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+    *low = (vec)_mm512_cvtepi32_ps(_mm512_and_si512(q, _mm512_set1_epi32(15)));
+    *high = (vec)_mm512_cvtepi32_ps(_mm512_srli_epi32(q, 4));
+#elif defined(__AVX2__)
+    const __m256i q = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+    *low = (vec)_mm256_cvtepi32_ps(_mm256_and_si256(q, _mm256_set1_epi32(15)));
+    *high = (vec)_mm256_cvtepi32_ps(_mm256_srli_epi32(q, 4));
+#else
+    for (int i = 0; i < LANES; i++) {
+        (*low)[i] = (float)(p[i] & 15);
+        (*high)[i] = (float)(p[i] >> 4);
+    }
+#endif
+}
+
+/* e^x for x <= 0, relative error below 3e-7: 2^n * p(r) with |r| <= ln(2)/2, p of degree 6.
+ * Below -87 the result is 0 (float32 would be subnormal). */
+static inline vec exp_nonpositive(vec x) {
+    const vec clamped = pick(x < -87.0f, splat(-87.0f), x);
+    const vec scaled = clamped * 1.44269504088896341f - 0.5f; /* round to nearest by truncation, x <= 0 */
+    const ivec n = __builtin_convertvector(scaled, ivec);
+    const vec nf = __builtin_convertvector(n, vec);
+    const vec r = (clamped - nf * 0.693359375f) - nf * -2.12194440e-4f; /* ln 2 in two parts */
+    vec p = splat(1.0f / 720);
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const ivec bits = (n + 127) << 23;
+    vec power;
+    memcpy(&power, &bits, sizeof power);
+    return pick(x < -87.0f, splat(0.0f), p * power);
+}

@@ -1,0 +1,82 @@
+"""What a llama-family model asks of a device: a handful of operations behind one interface.
+
+Contract of every implementation: a row's bits depend on that row's inputs alone, whatever rows come along
+with it, so that full, chunked, batched and incremental runs of a model agree bit for bit.
+Shapes: M rows, K columns in, N columns out, H heads, G KV heads, D head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+WeightFormat = Literal["f32", "q4_1", "q8_0"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A matrix [rows, columns] as its file stores it: `data` is uint8 [rows, row_bytes], or float32 [N, K]."""
+
+    data: Tensor
+    rows: int
+    columns: int
+    format: WeightFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where the rows of one step stand: row r is position `positions[r]` of sequence `sequences[r]`."""
+
+    positions: Tensor  # int64 [M]
+    sequences: Tensor  # int64 [M], row numbers of `tables`
+    tables: Tensor  # int32 [num_sequences, width], cache blocks in order of position
+
+
+class Operations(Protocol):
+    """float32 on one device. Not thread-safe; every call blocks until its result is there."""
+
+    name: str
+
+    def gather(self, table: Weight, ids: Tensor) -> Tensor:
+        """Rows `ids` (int64 [M]) of the table, [M, K]."""
+        ...
+
+    def linear(self, x_MK: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
+        """x times each weight's transpose: one [M, N] a weight."""
+        ...
+
+    def rms_norm(self, x_MK: Tensor, weight_K: Tensor, eps: float) -> Tensor: ...
+
+    def rope_(self, x_MHD: Tensor, table_PD: Tensor, positions_M: Tensor) -> None:
+        """Rotates adjacent pairs in place; the table holds cos and sin interleaved."""
+        ...
+
+    def silu_mul(self, gate_MK: Tensor, up_MK: Tensor) -> Tensor: ...
+
+    def store_kv(self, cache: Tensor, rows: Rows, k_MGD: Tensor, v_MGD: Tensor) -> None:
+        """Writes the rows' entries; cache is one layer, [blocks, 2, block, G, D]."""
+        ...
+
+    def paged_attention(self, q_MHD: Tensor, cache: Tensor, rows: Rows, scale: float) -> Tensor:
+        """Causal attention of each row over positions 0..its own, [M, H, D]."""
+        ...
+
+
+def select_operations(threads: int, kind: Literal["auto", "c", "torch"] = "auto") -> Operations:
+    """The C library where it has been built, else PyTorch. `c` insists and raises MissingCapability."""
+    from kernels.cpu import library
+
+    if kind != "torch" and library.available():
+        from kernels.cpu.operations import CpuOperations
+
+        return CpuOperations(threads)
+    if kind == "c":
+        from protocol.errors import MissingCapability
+
+        raise MissingCapability("the CPU kernels are not built", hint="run: make setup")
+    from kernels.torch_operations import TorchOperations
+
+    torch.set_num_threads(threads)
+    return TorchOperations()

@@ -1,0 +1,51 @@
+"""What a prefill worker gives to a decode worker: one versioned, checksummed value.
+
+The header crosses as msgpack, the KV beside it as one contiguous array of bytes (`KvPayload`), which Ray's
+object store carries without a copy. Leaving anything out would be silently wrong, so the header names the
+model, the layout and every count, and the decode worker refuses what does not match.
+"""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.sampling import SamplingParams
+
+HANDOFF_VERSION = 1
+
+KvPayload = NDArray[np.uint8]
+
+
+class StageTimes(msgspec.Struct, frozen=True):
+    """CLOCK_MONOTONIC nanoseconds of the prefill worker's host."""
+
+    arrived_ns: int
+    scheduled_ns: int
+    prefilled_ns: int
+
+
+class HandoffHeader(msgspec.Struct, frozen=True):
+    version: int
+    request_id: str
+    model: str  # fingerprint of the weights
+    layout: tuple[int, ...]  # [layers, 2, positions, KV heads, channels a head]
+    dtype: str
+    crc32: int  # of the payload
+    prompt_ids: tuple[int, ...]
+    generated_ids: tuple[int, ...]  # the first token, chosen by the prefill worker
+    num_cached: int
+    priority: int
+    sampling: SamplingParams
+    stages: StageTimes
+
+
+def encode_header(header: HandoffHeader) -> bytes:
+    return msgspec.msgpack.encode(header)
+
+
+def decode_header(data: bytes) -> HandoffHeader:
+    """Raises msgspec.DecodeError on bytes that are no header."""
+    decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(HandoffHeader)
+    return decoder.decode(data)
