@@ -1,0 +1,122 @@
+"""The verdict on a program: its tests run in a sandbox that has seen nothing else.
+
+The hidden tests end by printing a token that is drawn for this one grading. A program that leaves early, with
+whatever exit code, has not printed it. Program and tests share one interpreter, as HumanEval defines them:
+a program written to search the interpreter's frames for the token could still forge a pass.
+"""
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from evals.examples import VisibleExample
+from evals.problems import Problem
+from evals.verdicts import Verdict
+from protocol.errors import DockyardError, InvalidInput, MissingCapability
+
+SCRIPT_NAME = "grade.py"
+MAX_DETAIL_CHARS = 300
+
+# Runs inside the sandbox. The script removes itself first: the tests are not to be read by what they test.
+_SCRIPT = """\
+import os, sys, types
+
+def grade(program, tests, subject, token):
+    os.unlink(__file__)
+    module = sys.modules["program"] = types.ModuleType("program")
+    exec(compile(program, "program.py", "exec"), module.__dict__)
+    exec(compile(tests, "tests.py", "exec"), module.__dict__)
+    module.check(getattr(module, subject))
+    sys.stdout.flush()
+    os.write(1, token)
+
+grade({program!r}, {tests!r}, {subject!r}, {token!r})
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What a command left behind. `reason` is "exit" for an ordinary end, else why it was ended."""
+
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    reason: str
+    duration_ms: float
+
+
+# Runs a Python script, given as files by name and the name to start, in a sandbox made for this one call.
+# Raises a `DockyardError` where the sandbox fails. Cancelled, it leaves nothing behind.
+Execute = Callable[[Mapping[str, bytes], str], Awaitable[Execution]]
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """A verdict and its evidence in a line."""
+
+    verdict: Verdict
+    detail: str
+    duration_ms: float | None = None  # of the tests; None where none ran
+
+
+async def grade_hidden(program: str, problem: Problem, execute: Execute) -> Grade:
+    """Run the hidden tests against a program. Faults of the program and of the sandbox are verdicts.
+
+    Raises `InvalidInput` and `MissingCapability` where no sandbox can be made at all. May be cancelled; waits
+    as long as the sandbox's time limit.
+    """
+    return await _grade(program, problem.test, problem.entry_point, execute)
+
+
+async def grade_visible(
+    program: str, problem: Problem, examples: Sequence[VisibleExample], execute: Execute
+) -> Grade:
+    """The same for examples that the prompt shows: "passed" where all of them hold."""
+    return await _grade(program, visible_tests(examples), problem.entry_point, execute)
+
+
+def visible_tests(examples: Sequence[VisibleExample]) -> str:
+    """Examples as the source of a `check` function, in the form of the hidden tests."""
+    return "\n    ".join(["def check(candidate):", "pass", *(example.assertion for example in examples)])
+
+
+async def _grade(program: str, tests: str, subject: str, execute: Execute) -> Grade:
+    token = f"\n{secrets.token_hex(16)}\n"
+    script = _SCRIPT.format(program=program, tests=tests, subject=subject, token=token.encode())
+    try:
+        execution = await execute({SCRIPT_NAME: script.encode()}, SCRIPT_NAME)
+    except (InvalidInput, MissingCapability):
+        raise  # no attempt can be graded on this host or with this configuration
+    except DockyardError as error:
+        return Grade("infrastructure", _short(str(error)))
+    return judge(execution, token.strip())
+
+
+def judge(execution: Execution, token: str) -> Grade:
+    """The verdict on what a grading script left. Pure."""
+    duration_ms = execution.duration_ms
+    if execution.reason in _REASONS:
+        verdict, detail = _REASONS[execution.reason]
+        return Grade(verdict, detail, duration_ms)
+    if execution.reason != "exit":
+        return Grade("infrastructure", f"the sandbox ended: {execution.reason}", duration_ms)
+    last_error = next((line for line in reversed(execution.stderr.splitlines()) if line.strip()), "")
+    if execution.exit_code == 0:
+        if token in execution.stdout.splitlines():
+            return Grade("passed", "", duration_ms)
+        return Grade("failed", "the program ended before its tests did", duration_ms)
+    if last_error.startswith("MemoryError"):
+        return Grade("oom", "MemoryError", duration_ms)
+    return Grade("failed", _short(last_error or f"exit code {execution.exit_code}"), duration_ms)
+
+
+_REASONS: Mapping[str, tuple[Verdict, str]] = {
+    "timeout": ("timeout", "the tests did not end in their time"),
+    "oom": ("oom", "the sandbox's memory limit"),
+    "output_limit": ("failed", "printed more than the output limit"),
+}
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_DETAIL_CHARS else f"{line[: MAX_DETAIL_CHARS - 1]}…"
