@@ -86,38 +86,44 @@ class NetworkBuilder:
 
     def _assemble(self, edges: Sequence[Edge]) -> Network:
         times = Times([i.start_ns for i in self.intervals], [i.end_ns for i in self.intervals])
+        # Most intervals have no arc of most sorts: they share one empty tuple.
         start_arcs = self._program_arcs(times)
-        end_arcs: list[list[Arc]] = [[] for _ in self.intervals]
-        loose: list[list[int]] = [[] for _ in self.intervals]
-        index_of = {interval.id: index for index, interval in enumerate(self.intervals)}
-        incoming: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        for number, edge in enumerate(edges):
-            incoming[index_of[edge.target]].append((index_of[edge.source], number))
+        end_arcs: list[Sequence[Arc]] = [()] * len(self.intervals)
+        loose: list[Sequence[int]] = [()] * len(self.intervals)
+        incoming = self._incoming(edges)
         for target, sources in incoming.items():
             sorting = _EdgeSorting(self.intervals, edges, times, self.tolerance_ns, target)
             sorting.sort(sources, has_program_arc=bool(start_arcs[target]))
-            start_arcs[target] += sorting.into_start
+            start_arcs[target] = (*start_arcs[target], *sorting.into_start)
             end_arcs[target] = with_lag(sorting.into_end, times.end_ns[target], times, times.start_ns[target])
             loose[target] = sorting.loose
         answered = frozenset(t for t in incoming if any(edges[e].kind != "spawn" for _, e in incoming[t]))
-        start_arcs = [with_lag(a, start, times) for a, start in zip(start_arcs, times.start_ns, strict=True)]
-        held = [bool(arcs) for arcs in end_arcs]
-        unscaled = [_without_scale(arcs, held) for arcs in (*start_arcs, *end_arcs)]
-        start_arcs, end_arcs = unscaled[: len(held)], unscaled[len(held) :]
+        for index, start_ns in enumerate(times.start_ns):
+            start_arcs[index] = with_lag(start_arcs[index], start_ns, times)
+        for arcs_in in (start_arcs, end_arcs):
+            for index in [i for i, arcs in enumerate(arcs_in) for arc in arcs if arc.scale_ns]:
+                arcs_in[index] = _without_scale(arcs_in[index], end_arcs)
         return Network(
             self.intervals, edges, times, start_arcs, end_arcs, loose, answered,
             min(times.start_ns), self.fixed_final, topological_order(start_arcs, end_arcs),
         )  # fmt: skip
 
-    def _program_arcs(self, times: Times) -> list[list[Arc]]:
+    def _incoming(self, edges: Sequence[Edge]) -> dict[int, list[tuple[int, int]]]:
+        """By target: (source, number of the edge)."""
+        index_of = {interval.id: index for index, interval in enumerate(self.intervals)}
+        incoming: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, edge in enumerate(edges):
+            incoming[index_of[edge.target]].append((index_of[edge.source], number))
+        return incoming
+
+    def _program_arcs(self, times: Times) -> list[Sequence[Arc]]:
         by_agent: defaultdict[str, list[int]] = defaultdict(list)
         for index, interval in enumerate(self.intervals):
             by_agent[interval.agent].append(index)
-        arcs: list[list[Arc]] = [[] for _ in self.intervals]
+        arcs: list[Sequence[Arc]] = [()] * len(self.intervals)
         for indices in by_agent.values():
             indices.sort(key=lambda i: (times.start_ns[i], times.end_ns[i], i))
-            for index, found in program_order(indices, times, self.tolerance_ns):
-                arcs[index] = found
+            add_program_order(arcs, indices, times, self.tolerance_ns)
         return arcs
 
 
@@ -163,8 +169,10 @@ class _EdgeSorting:
             self.loose.append(source)
 
 
-def program_order(indices: Sequence[int], times: Times, tolerance_ns: int) -> list[tuple[int, list[Arc]]]:
-    """The arcs between one agent's intervals; `indices` are sorted by start.
+def add_program_order(
+    arcs: list[Sequence[Arc]], indices: Sequence[int], times: Times, tolerance_ns: int
+) -> None:
+    """Add to `arcs` those between one agent's intervals; `indices` are sorted by start.
 
     Intervals that overlap by no more than the tolerance follow each other. Others ran at the same time, and
     what comes after them waits for all of them.
@@ -172,20 +180,19 @@ def program_order(indices: Sequence[int], times: Times, tolerance_ns: int) -> li
     start, end = times.start_ns, times.end_ns
     running: list[tuple[int, int]] = []  # heap of (end, position)
     ended: list[int] = []  # positions that nothing is known to have followed
-    result: list[tuple[int, list[Arc]]] = []
     for position, index in enumerate(indices):
         now = start[index]
         while running and running[0][0] <= now + tolerance_ns:
             ended.append(heapq.heappop(running)[1])
-        if ended:
+        if len(ended) > 1:
             latest = max(ended)
             horizon = start[indices[latest]] + tolerance_ns
             ended = [p for p in ended if p == latest or end[indices[p]] > horizon]
-            result.append((index, [end_arc(indices[p], now, times, PROGRAM_ORDER) for p in ended]))
+        if ended:
+            arcs[index] = tuple([end_arc(indices[p], now, times, PROGRAM_ORDER) for p in ended])
         elif position:
-            result.append((index, [inside_arc(indices[position - 1], now, times, PROGRAM_ORDER)]))
+            arcs[index] = (inside_arc(indices[position - 1], now, times, PROGRAM_ORDER),)
         heapq.heappush(running, (end[index], position))
-    return result
 
 
 def end_arc(source: int, now_ns: int, times: Times, edge: int) -> Arc:
@@ -201,37 +208,59 @@ def inside_arc(source: int, now_ns: int, times: Times, edge: int) -> Arc:
     return Arc(source, edge, inside_ns=min(max(0, now_ns - start), end - start), scale_ns=end - start)
 
 
-def with_lag(arcs: Sequence[Arc], now_ns: int, times: Times, not_before_ns: int | None = None) -> list[Arc]:
+def with_lag(
+    arcs: Sequence[Arc], now_ns: int, times: Times, not_before_ns: int | None = None
+) -> Sequence[Arc]:
     """The same arcs with the delay from the last of their points (and `not_before_ns`) to `now_ns`."""
     if not arcs:
-        return []
-    last_ns = max(times.point(arc) for arc in arcs)
+        return ()
+    last_ns = max([times.point(arc) for arc in arcs])
     if not_before_ns is not None:
         last_ns = max(last_ns, not_before_ns)
-    return [arc._replace(lag_ns=now_ns - last_ns) for arc in arcs]
+    lag_ns = now_ns - last_ns
+    return tuple([arc._replace(lag_ns=lag_ns) for arc in arcs]) if lag_ns else arcs
 
 
 def topological_order(start_arcs: Sequence[Sequence[Arc]], end_arcs: Sequence[Sequence[Arc]]) -> list[int]:
     """Events in an order in which every arc points forward; events on or behind a cycle are missing."""
     num = len(start_arcs)
-    followers: list[list[int]] = [[] for _ in range(2 * num)]
-    missing = [0] * (2 * num)
+    followers = _Followers(2 * num)
+    missing = [len(arcs) for arcs in start_arcs] + [0] * num
     for index in range(num):
         for arc in start_arcs[index]:
-            followers[_event(arc, end_arcs, num)].append(index)
-        missing[index] = len(start_arcs[index])
+            followers.add(_event(arc, end_arcs, num), index)
         if end_arcs[index]:
-            followers[index].append(num + index)
+            followers.add(index, num + index)
             missing[num + index] = 1 + len(end_arcs[index])
             for arc in end_arcs[index]:
-                followers[_event(arc, end_arcs, num)].append(num + index)
+                followers.add(_event(arc, end_arcs, num), num + index)
     order = [index for index in range(num) if missing[index] == 0]
     for event in order:
-        for follower in followers[event]:
+        for follower in followers.of(event):
             missing[follower] -= 1
             if missing[follower] == 0:
                 order.append(follower)
     return order
+
+
+class _Followers:
+    """Event lists as two chains of integers: a list object for each event costs a second per 100k."""
+
+    def __init__(self, num_events: int) -> None:
+        self._head = [-1] * num_events
+        self._event: list[int] = []
+        self._next: list[int] = []
+
+    def add(self, event: int, follower: int) -> None:
+        self._next.append(self._head[event])
+        self._head[event] = len(self._event)
+        self._event.append(follower)
+
+    def of(self, event: int) -> Iterable[int]:
+        link = self._head[event]
+        while link >= 0:
+            yield self._event[link]
+            link = self._next[link]
 
 
 def refuse(problems: Sequence[Problem]) -> None:
@@ -248,10 +277,10 @@ def _event(arc: Arc, end_arcs: Sequence[Sequence[Arc]], num: int) -> int:
     return num + arc.source if arc.inside_ns == END and end_arcs[arc.source] else arc.source
 
 
-def _without_scale(arcs: Sequence[Arc], held: Sequence[bool]) -> list[Arc]:
+def _without_scale(arcs: Sequence[Arc], end_arcs: Sequence[Sequence[Arc]]) -> Sequence[Arc]:
     # A held wait has no length of its own: a point inside of it keeps its distance from the wait's start.
     # Otherwise the wait's end would be needed for what, in turn, may end the wait.
-    return [arc._replace(scale_ns=0) if held[arc.source] else arc for arc in arcs]
+    return tuple([arc._replace(scale_ns=0) if end_arcs[arc.source] else arc for arc in arcs])
 
 
 def _on_cycles(network: Network) -> set[int]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import networkx as nx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.events import Edge, Interval
@@ -129,6 +129,7 @@ def projects(draw: st.DrawFn) -> tuple[dict[str, int], dict[str, list[str]]]:
 
 
 @given(projects())
+@settings(deadline=None)
 def test_networkx_agrees_on_the_length(project: tuple[dict[str, int], dict[str, list[str]]]):
     durations, after = project
     run = schedule(durations, after)
@@ -137,6 +138,7 @@ def test_networkx_agrees_on_the_length(project: tuple[dict[str, int], dict[str, 
 
 
 @given(projects(), st.data())
+@settings(deadline=None)
 def test_slack_is_exactly_what_the_oracle_forgives(
     project: tuple[dict[str, int], dict[str, list[str]]], data: st.DataObject
 ):
@@ -149,6 +151,7 @@ def test_slack_is_exactly_what_the_oracle_forgives(
 
 
 @given(projects())
+@settings(deadline=None)
 def test_reversing_all_edges_keeps_the_length(project: tuple[dict[str, int], dict[str, list[str]]]):
     durations, after = project
     before: dict[str, list[str]] = {task: [] for task in durations}

@@ -39,7 +39,7 @@ def dag(run: Run, tolerance_ns: int = 0) -> Dag:
 
 
 @given(runs(), st.sampled_from([0, 1, 3]))
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_segments_follow_each_other_and_sum_to_the_makespan(run: Run, tolerance_ns: int):
     path = dag(run, tolerance_ns).critical_path()
     begin, end = min(i.start_ns for i in run[0]), max(i.end_ns for i in run[0])
@@ -51,6 +51,7 @@ def test_segments_follow_each_other_and_sum_to_the_makespan(run: Run, tolerance_
 
 
 @given(runs(), st.sampled_from([0, 1, 3]))
+@settings(deadline=None)
 def test_a_what_if_without_change_is_the_recorded_run(run: Run, tolerance_ns: int):
     network = dag(run, tolerance_ns).network
     durations = [network.recorded.duration_ns(i) for i in range(len(network.intervals))]
@@ -58,7 +59,7 @@ def test_a_what_if_without_change_is_the_recorded_run(run: Run, tolerance_ns: in
 
 
 @given(runs())
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_slack_is_exact_to_the_nanosecond(run: Run):
     network = dag(run).network
     makespan = network.makespan_ns(network.recorded)
@@ -73,6 +74,7 @@ def test_slack_is_exact_to_the_nanosecond(run: Run):
 
 
 @given(runs())
+@settings(deadline=None)
 def test_what_the_path_runs_through_to_its_end_has_no_slack(run: Run):
     it = dag(run)
     ends = {i.id: i.end_ns for i in it.intervals}
@@ -83,6 +85,7 @@ def test_what_the_path_runs_through_to_its_end_has_no_slack(run: Run):
 
 
 @given(runs(), st.integers(2, 1000))
+@settings(deadline=None)
 def test_scaling_time_scales_the_path(run: Run, factor: int):
     scaled = [replace(i, start_ns=i.start_ns * factor, end_ns=i.end_ns * factor) for i in run[0]]
     before, after = dag(run), dag((scaled, run[1]))
@@ -93,6 +96,7 @@ def test_scaling_time_scales_the_path(run: Run, factor: int):
 
 
 @given(runs())
+@settings(deadline=None)
 def test_shares_sum_to_the_makespan_and_to_one_hundred(run: Run):
     it = dag(run)
     makespan = it.critical_path().makespan_ns
@@ -103,6 +107,7 @@ def test_shares_sum_to_the_makespan_and_to_one_hundred(run: Run):
 
 
 @given(runs(), st.sampled_from([0, 3]))
+@settings(deadline=None)
 def test_the_structural_path_is_a_lower_bound(run: Run, tolerance_ns: int):
     it = dag(run, tolerance_ns)
     statistics = it.statistics()
@@ -114,6 +119,7 @@ def test_the_structural_path_is_a_lower_bound(run: Run, tolerance_ns: int):
 
 
 @given(runs())
+@settings(deadline=None)
 def test_splitting_an_interval_keeps_the_makespan_and_the_structural_length(run: Run):
     """Cut the last interval of the path in two: edges into its start and out of its end stay with a half."""
     final = max(run[0], key=lambda i: (i.end_ns, i.start_ns))
@@ -132,6 +138,7 @@ def agent_of(run: Run, interval: Interval) -> list[Interval]:
 
 
 @given(runs())
+@settings(deadline=None)
 def test_an_unrelated_activity_off_the_path_changes_nothing(run: Run):
     begin, end = min(i.start_ns for i in run[0]), max(i.end_ns for i in run[0])
     before = dag(run)
@@ -143,6 +150,7 @@ def test_an_unrelated_activity_off_the_path_changes_nothing(run: Run):
 
 
 @given(runs())
+@settings(deadline=None)
 def test_faster_work_never_makes_the_run_longer(run: Run):
     it = dag(run)
     assert it.what_if(Scale(0.5)).makespan_s <= it.makespan_s <= it.what_if(Scale(2.0)).makespan_s

@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import InvalidInput
@@ -148,6 +148,7 @@ def test_threads_lose_nothing(tmp_path: Path):
 
 
 @given(name=st.text(), value=st.one_of(st.text(), st.integers(-(2**63), 2**63), st.booleans()))
+@settings(deadline=None)
 def test_any_text_survives(tmp_path_factory: pytest.TempPathFactory, name: str, value: str | int | bool):
     path = tmp_path_factory.mktemp("log") / "events.jsonl"
     event = Interval("a", "lead", "tool.run", 0, 1, name, {"value": value})
