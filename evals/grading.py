@@ -36,7 +36,7 @@ grade({program!r}, {tests!r}, {subject!r}, {token!r})
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a command left behind. `reason` is "exit" for an ordinary end, else why it was ended."""
+    """What a command left behind. `reason` is that of `sandbox.CommandResult`: "exit", "signal", …"""
 
     exit_code: int | None
     stdout: str
@@ -94,27 +94,35 @@ async def _grade(program: str, tests: str, subject: str, execute: Execute) -> Gr
 
 def judge(execution: Execution, token: str) -> Grade:
     """The verdict on what a grading script left. Pure."""
-    duration_ms = execution.duration_ms
-    if execution.reason in _REASONS:
-        verdict, detail = _REASONS[execution.reason]
-        return Grade(verdict, detail, duration_ms)
-    if execution.reason != "exit":
-        return Grade("infrastructure", f"the sandbox ended: {execution.reason}", duration_ms)
-    last_error = next((line for line in reversed(execution.stderr.splitlines()) if line.strip()), "")
+    verdict, detail = _by_reason(execution) or _by_output(execution, token)
+    return Grade(verdict, _short(detail), execution.duration_ms)
+
+
+def _by_reason(execution: Execution) -> tuple[Verdict, str] | None:
+    match execution.reason:
+        case "exit":
+            return None
+        case "timeout":
+            return "timeout", "the tests did not end in their time"
+        case "oom":
+            return "oom", "the sandbox's memory limit"
+        case "output_limit":
+            return "failed", "printed more than the output limit"
+        case "signal":
+            return "failed", f"ended by a signal, exit code {execution.exit_code}"
+        case other:
+            return "infrastructure", f"the sandbox ended: {other}"
+
+
+def _by_output(execution: Execution, token: str) -> tuple[Verdict, str]:
     if execution.exit_code == 0:
         if token in execution.stdout.splitlines():
-            return Grade("passed", "", duration_ms)
-        return Grade("failed", "the program ended before its tests did", duration_ms)
+            return "passed", ""
+        return "failed", "the program ended before its tests did"
+    last_error = next((line for line in reversed(execution.stderr.splitlines()) if line.strip()), "")
     if last_error.startswith("MemoryError"):
-        return Grade("oom", "MemoryError", duration_ms)
-    return Grade("failed", _short(last_error or f"exit code {execution.exit_code}"), duration_ms)
-
-
-_REASONS: Mapping[str, tuple[Verdict, str]] = {
-    "timeout": ("timeout", "the tests did not end in their time"),
-    "oom": ("oom", "the sandbox's memory limit"),
-    "output_limit": ("failed", "printed more than the output limit"),
-}
+        return "oom", "MemoryError"
+    return "failed", last_error or f"exit code {execution.exit_code}"
 
 
 def _short(text: str) -> str:

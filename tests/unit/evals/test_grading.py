@@ -90,7 +90,13 @@ def test_visible_examples_are_graded_alike(execute):
 
 @pytest.mark.parametrize(
     ("reason", "verdict"),
-    [("timeout", "timeout"), ("oom", "oom"), ("output_limit", "failed"), ("lost", "infrastructure")],
+    [
+        ("timeout", "timeout"),
+        ("oom", "oom"),
+        ("output_limit", "failed"),
+        ("signal", "failed"),
+        ("lost", "infrastructure"),
+    ],
 )
 def test_reasons_of_the_sandbox(reason, verdict):
     assert judge(Execution(None, "", "", reason, 5.0), "token").verdict == verdict
