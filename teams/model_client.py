@@ -4,7 +4,7 @@ The gateway says where the time went in an extra field of its reply; any other e
 works too, and then the whole call counts as decoding, marked as measured by the client.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
@@ -189,3 +189,20 @@ def _timeline(ledger: object, start_ns: int, end_ns: int) -> tuple[tuple[Phase, 
 
 def _as_param(message: ChatMessage) -> ChatCompletionMessageParam:
     return cast(ChatCompletionMessageParam, {"role": message.role, "content": message.content})
+
+
+def http_models(
+    base_url: str, *, model: str, run_id: str, api_key: str | None = None, timeout_s: float = 600.0
+) -> Callable[[str], ModelClient]:
+    """Clients for the agents of one team run.
+
+    Without an `api_key` each agent has its own, `dk-RUN.AGENT`, by which the gateway knows who asks; a
+    foreign endpoint gets the key that its owner gave.
+    """
+
+    def client(agent: str) -> ModelClient:
+        return HttpModelClient(
+            base_url, model=model, api_key=api_key or f"dk-{run_id}.{agent}", timeout_s=timeout_s
+        )
+
+    return client
