@@ -177,7 +177,7 @@ class Member:
 
     async def wait_message(self) -> Waited:
         """Waits until a message is there, and takes all that are."""
-        return await self._wait("message", (), lambda: self.unread > 0)
+        return await self._wait("message", (), lambda: self.unread > 0, joins=False)
 
     async def join(self, names: Sequence[str]) -> Waited:
         """Waits until every named teammate has ended, and takes the messages that are there then."""
@@ -187,7 +187,10 @@ class Member:
         for name in others:
             self._roster.outcome(name)  # raises for a stranger
         return await self._wait(
-            f"join {', '.join(others)}", others, lambda: all(self._roster.outcome(name) for name in others)
+            f"join {', '.join(others)}",
+            others,
+            lambda: all(self._roster.outcome(name) for name in others),
+            joins=True,
         )
 
     async def wait_any(self, names: Sequence[str]) -> Waited:
@@ -197,11 +200,14 @@ class Member:
             f"message or join {', '.join(others)}",
             others,
             lambda: self.unread > 0 or all(self._roster.outcome(name) for name in others),
+            joins=True,
         )
 
-    async def _wait(self, name: str, others: Sequence[str], ready: Callable[[], bool]) -> Waited:
+    async def _wait(
+        self, name: str, others: Sequence[str], ready: Callable[[], bool], *, joins: bool
+    ) -> Waited:
         with self.recorder.interval("wait", name) as span:
-            stuck = not await self._roster.until(self.name, ready)
+            stuck = not await self._roster.until(self.name, ready, joins=joins)
             outcomes = tuple(outcome for other in others if (outcome := self._roster.outcome(other)))
             messages = tuple(self._mailbox.take(self.name))
             for outcome in outcomes:

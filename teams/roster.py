@@ -26,13 +26,19 @@ class Outcome:
     last_interval: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    woken: asyncio.Future[bool]  # True: look again; False: give up
+    joins: bool
+
+
 class Roster:
     """The members of one team. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._live: set[str] = set()
         self._outcomes: dict[str, Outcome] = {}
-        self._blocked: dict[str, asyncio.Future[bool]] = {}
+        self._blocked: dict[str, _Waiter] = {}
 
     @property
     def live(self) -> frozenset[str]:
@@ -63,23 +69,20 @@ class Roster:
 
     def notify(self) -> None:
         """Something changed (a message, an end): everyone blocked looks again."""
-        blocked, self._blocked = self._blocked, {}
-        for waiter in blocked.values():
-            if not waiter.done():
-                waiter.set_result(True)
+        self._wake(list(self._blocked), True)
 
-    async def until(self, name: str, ready: Callable[[], bool]) -> bool:
+    async def until(self, name: str, ready: Callable[[], bool], *, joins: bool) -> bool:
         """Blocks member `name` until `ready()`. False: nobody is left who could make it so.
 
-        May be cancelled.
+        `joins`: what is waited for is the end of others. May be cancelled.
         """
         while not ready():
-            waiter = asyncio.get_running_loop().create_future()
+            waiter = _Waiter(asyncio.get_running_loop().create_future(), joins)
             self._blocked[name] = waiter
             if self._blocked.keys() >= self._live:
                 self._release()
             try:
-                changed = await waiter
+                changed = await waiter.woken
             finally:
                 if self._blocked.get(name) is waiter:
                     del self._blocked[name]
@@ -88,8 +91,13 @@ class Roster:
         return True
 
     def _release(self) -> None:
-        # Each of the blocked has looked since the last change, so no one will ever be ready.
-        blocked, self._blocked = self._blocked, {}
-        for waiter in blocked.values():
-            if not waiter.done():
-                waiter.set_result(False)
+        # Each of the blocked has looked since the last change, so no one will ever be ready. Those who wait
+        # for messages give up first: when they end, the joins on them may still come true.
+        hopeless = [name for name, waiter in self._blocked.items() if not waiter.joins]
+        self._wake(hopeless or list(self._blocked), False)
+
+    def _wake(self, names: list[str], look_again: bool) -> None:
+        for name in names:
+            waiter = self._blocked.pop(name)
+            if not waiter.woken.done():
+                waiter.woken.set_result(look_again)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from protocol.errors import DockyardError, InvalidInput
 from teams.mailbox import MailboxFullError
@@ -62,9 +62,14 @@ class Send(_Action):
     text: str = Field(min_length=1)
 
 
+def _as_names(target: object) -> object:
+    return [target] if isinstance(target, str) else target
+
+
 class Wait(_Action):
     do: Literal["wait"]
-    target: Literal["message"] | Annotated[list[str], Field(min_length=1)] = Field(alias="for")
+    # Models write one name without its brackets; "message" is no name.
+    target: Annotated[list[str], BeforeValidator(_as_names), Field(min_length=1, alias="for")]
 
 
 class Take(_Action):
@@ -168,7 +173,7 @@ async def _team_up(member: Member, action: Spawn | Send | Wait, program_for: Cal
         case Send():
             member.send(action.to, action.text)
             return f"sent to {action.to}"
-        case Wait(target="message"):
+        case Wait(target=["message"]):
             return _waited(await member.wait_message())
         case Wait(target=names):
             return _waited(await member.join(names))
@@ -183,7 +188,7 @@ def _ending(member: Member, action: Done | Submit) -> Ending:
 
 
 def _waited(waited: Waited) -> str:
-    lines = [f"{one.name} {one.state}: {one.summary}" for one in waited.outcomes]
+    lines = [f"{one.name} {one.state}: {one.summary}".rstrip() for one in waited.outcomes]
     lines += [f"{message.sender} writes: {message.text}" for message in waited.messages]
     if waited.stuck:
         lines.append("nobody is left who could end this wait, go on without")
