@@ -1,0 +1,264 @@
+"""Cgroups of sandboxes on hosts with version 1, version 2 or both.
+
+Sandboxes live under `dockyard/STATE/ID` in every hierarchy that they use, STATE being short for one state
+directory: so everything under a STATE that no journal knows is a leftover, whoever made it.
+"""
+
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sandbox.errors import CapacityError
+from sandbox.limits import LimitName, Limits
+
+Controller = Literal["memory", "pids", "cpu"]
+CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu")
+TOP = "dockyard"
+CPU_PERIOD_US = 100_000
+REMOVE_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One mounted cgroup tree. `controllers` are those of ours that it can give to children."""
+
+    root: Path
+    version: Literal[1, 2]
+    controllers: frozenset[Controller]
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """How often limits have bitten since the sandbox was made."""
+
+    oom_kills: int = 0
+    refused_forks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One sandbox's directory in one hierarchy."""
+
+    path: Path
+    hierarchy: Hierarchy
+
+
+def parse_hierarchies(mounts: str) -> list[tuple[Path, Literal[1, 2], frozenset[str]]]:
+    """Cgroup mounts of a /proc/mounts text: root, version, options. Pure."""
+    found: list[tuple[Path, Literal[1, 2], frozenset[str]]] = []
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 4 or fields[2] not in ("cgroup", "cgroup2"):
+            continue
+        version: Literal[1, 2] = 1 if fields[2] == "cgroup" else 2
+        found.append((Path(fields[1]), version, frozenset(fields[3].split(","))))
+    return found
+
+
+def find_hierarchies(mounts: Path = Path("/proc/mounts")) -> tuple[Hierarchy, ...]:
+    """Hierarchies in which this process may make groups. Empty for an ordinary user without delegation."""
+    found: list[Hierarchy] = []
+    for root, version, options in parse_hierarchies(mounts.read_text()):
+        if not os.access(root, os.W_OK):
+            continue
+        names = options if version == 1 else frozenset((root / "cgroup.controllers").read_text().split())
+        controllers: frozenset[Controller] = frozenset(name for name in CONTROLLERS if name in names)
+        if controllers or version == 2:
+            found.append(Hierarchy(root, version, controllers))
+    return tuple(found)
+
+
+def enforceable(hierarchies: Sequence[Hierarchy]) -> frozenset[LimitName]:
+    """Limits that these hierarchies can enforce."""
+    return frozenset(name for hierarchy in hierarchies for name in hierarchy.controllers)
+
+
+def state_key(state_dir: Path) -> str:
+    """The STATE part of a group's path: the same for every process that uses this directory."""
+    return hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12]
+
+
+def plan_groups(hierarchies: Sequence[Hierarchy], state: str, sandbox_id: str) -> tuple[Group, ...]:
+    """Where a sandbox's groups will be. Pure; `Groups.create` makes them."""
+    return tuple(Group(each.root / TOP / state / sandbox_id, each) for each in hierarchies)
+
+
+class Groups:
+    """A sandbox's groups. `create` and `remove` are the owner's; the rest may be called from any thread."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._groups = tuple(groups)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Directories that the sandbox's first process joins."""
+        return tuple(group.path for group in self._groups)
+
+    def create(self, limits: Limits) -> None:
+        """Makes the groups and sets the limits. CapacityError when the kernel refuses; what was made until
+        then stays for `remove`."""
+        for group in self._groups:
+            try:
+                _make_group(group)
+                _write_limits(group, limits)
+            except OSError as error:
+                hint = "see whether this host delegates cgroups with `dockyard doctor`"
+                raise CapacityError(f"cgroup {group.path}: {error.strerror}", hint=hint) from error
+
+    def counters(self) -> Counters:
+        """Reads the kernel's counters; microseconds. Zeros where there is no such controller."""
+        oom_kills = refused_forks = 0
+        for group in self._groups:
+            memory = "memory.oom_control" if group.hierarchy.version == 1 else "memory.events"
+            if "memory" in group.hierarchy.controllers:
+                oom_kills += sum(_field(each / memory, "oom_kill") for each in _subtree(group.path))
+            if "pids" in group.hierarchy.controllers:
+                refused_forks += sum(_field(each / "pids.events", "max") for each in _subtree(group.path))
+        return Counters(oom_kills, refused_forks)
+
+    def remove(self) -> None:
+        """Kills what is left in the groups and removes them. Idempotent. Blocks until the kernel has let go,
+        CapacityError after 5 seconds."""
+        for group in self._groups:
+            remove_group(group.path)
+
+
+def remove_group(path: Path) -> None:
+    """Kills every process in a group and below it, and removes the directories. Nothing there: no error."""
+    give_up = time.monotonic() + REMOVE_PATIENCE_S
+    while path.exists():
+        for each in reversed(list(_subtree(path))):
+            try:
+                each.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                _kill_members(each)
+        if not path.exists():
+            return
+        if time.monotonic() > give_up:
+            raise CapacityError(f"cgroup {path} is still in use", hint="a process in it cannot be killed")
+        time.sleep(0.001)  # the kernel frees a group a moment after its last process has gone
+
+
+def remove_empty_parents(roots: Sequence[Path], state: str) -> None:
+    """Removes `dockyard/STATE` and `dockyard` where they are empty; others may be using them."""
+    for root in roots:
+        for path in (root / TOP / state, root / TOP):
+            try:
+                path.rmdir()
+            except OSError:
+                break  # absent, or in use: both are fine
+
+
+def members(path: Path) -> list[int]:
+    """Pids in a group and below it."""
+    pids: list[int] = []
+    for each in _subtree(path):
+        try:
+            pids += [int(pid) for pid in (each / "cgroup.procs").read_text().split()]
+        except FileNotFoundError:
+            continue
+    return pids
+
+
+def list_groups(roots: Sequence[Path], state: str) -> list[Path]:
+    """Every sandbox's group of this state directory."""
+    parents = [root / TOP / state for root in roots]
+    return [path for parent in parents if parent.is_dir() for path in parent.iterdir() if path.is_dir()]
+
+
+def mount_roots(mounts: Path = Path("/proc/mounts")) -> tuple[Path, ...]:
+    """Roots of all cgroup hierarchies: an OCI runtime may use more of them than we do."""
+    return tuple(root for root, _, _ in parse_hierarchies(mounts.read_text()))
+
+
+def _make_group(group: Group) -> None:
+    for _ in range(10):
+        try:
+            group.path.parent.mkdir(parents=True, exist_ok=True)
+            if group.hierarchy.version == 2:
+                _delegate(group)
+            group.path.mkdir()
+            return
+        except FileNotFoundError:  # another process has just removed the empty parent
+            continue
+    raise CapacityError(
+        f"cgroup {group.path} keeps disappearing", hint="run `dockyard down` once, then again"
+    )
+
+
+def _delegate(group: Group) -> None:
+    """Version 2 gives a controller to children only where every ancestor enables it."""
+    wanted = " ".join(f"+{name}" for name in sorted(group.hierarchy.controllers))
+    for ancestor in (group.hierarchy.root, group.path.parent.parent, group.path.parent):
+        control = ancestor / "cgroup.subtree_control"
+        if wanted and not group.hierarchy.controllers <= set(control.read_text().split()):
+            control.write_text(wanted)
+
+
+def _write_limits(group: Group, limits: Limits) -> None:
+    for name, value in settings(group.hierarchy, limits):
+        path = group.path / name
+        # Swap accounting may be compiled out or off; without swap the memory limit says it all.
+        if path.exists() or name not in _SWAP_FILES:
+            path.write_text(value)
+
+
+_SWAP_FILES = ("memory.memsw.limit_in_bytes", "memory.swap.max")
+
+
+def settings(hierarchy: Hierarchy, limits: Limits) -> list[tuple[str, str]]:
+    """Files and values for one hierarchy, in the order in which the kernel takes them. Pure."""
+    written: list[tuple[str, str]] = []
+    first = hierarchy.version == 1
+    if "memory" in hierarchy.controllers and limits.memory_bytes is not None:
+        memory = str(limits.memory_bytes)
+        written.append(("memory.limit_in_bytes" if first else "memory.max", memory))
+        written.append(("memory.memsw.limit_in_bytes", memory) if first else ("memory.swap.max", "0"))
+    if "pids" in hierarchy.controllers and limits.pids is not None:
+        written.append(("pids.max", str(limits.pids)))
+    if "cpu" in hierarchy.controllers and limits.cpus is not None:
+        quota = max(1000, int(limits.cpus * CPU_PERIOD_US))
+        if first:
+            written += [("cpu.cfs_period_us", str(CPU_PERIOD_US)), ("cpu.cfs_quota_us", str(quota))]
+        else:
+            written.append(("cpu.max", f"{quota} {CPU_PERIOD_US}"))
+    return written
+
+
+def _kill_members(path: Path) -> None:
+    try:
+        (path / "cgroup.kill").write_text("1")  # version 2: atomic, whatever forks
+        return
+    except OSError:
+        pass
+    for pid in members(path):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def _subtree(path: Path) -> Iterator[Path]:
+    """A group and those below it, parents first."""
+    try:
+        children = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return
+    yield path
+    for child in children:
+        yield from _subtree(Path(child))
+
+
+def _field(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except (FileNotFoundError, OSError):
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)

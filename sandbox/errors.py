@@ -1,0 +1,100 @@
+"""What can go wrong with a sandbox. Each error says who is to blame and whether trying again can help.
+
+SandboxError
+├── InvalidArgument   the caller's value is wrong                  (is an InvalidInput, exit code 2)
+├── UnsupportedError  this host cannot enforce or run what was asked (a MissingCapability, exit code 3)
+├── CapacityError     the host can, and is full                    (a ResourceShortage, exit code 4)
+├── StartError        the sandbox did not come up; `phase` says how far it got
+├── SandboxGone       it was there: `reason` is killed, expired, idle, broken or lost
+└── FileError         a file operation inside the sandbox failed; `errno` and `path`
+    ├── FileMissing   no such file or directory                    (is a FileNotFoundError)
+    ├── FileTooLarge  more bytes or entries than the caller allowed
+    ├── UnsafePath    a FIFO, device or socket, or a tree that is too deep
+    └── NoSpace       the writable layer is full
+
+A command that ends badly is no error: `CommandResult.reason` says how it ended.
+"""
+
+# ruff: noqa: N818 (names that SDK users know; the tree says that they are errors)
+
+from typing import Literal
+
+from protocol.errors import DockyardError, InvalidInput, MissingCapability, ResourceShortage
+
+Blame = Literal["agent", "platform", "caller"]
+GoneReason = Literal["killed", "expired", "idle", "broken", "lost"]
+
+
+class SandboxError(DockyardError):
+    """Root of the tree. `sandbox_id` is empty where no sandbox exists yet."""
+
+    blame: Blame = "platform"
+    retryable: bool = False
+
+    def __init__(self, message: str, *, hint: str = "", sandbox_id: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.sandbox_id = sandbox_id
+
+
+class InvalidArgument(SandboxError, InvalidInput):
+    """The caller's value is wrong; the message names field and value."""
+
+    blame = "caller"
+
+
+class UnsupportedError(SandboxError, MissingCapability):
+    """This host lacks what was asked for. Nothing was started, nothing was weakened."""
+
+    blame = "caller"
+
+
+class CapacityError(SandboxError, ResourceShortage):
+    """The host is out of something for now."""
+
+    retryable = True
+
+
+class StartError(SandboxError):
+    """The sandbox did not come up. `phase` is the step that failed."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, phase: str, hint: str = "", sandbox_id: str = "") -> None:
+        super().__init__(message, hint=hint, sandbox_id=sandbox_id)
+        self.phase = phase
+
+
+class SandboxGone(SandboxError):
+    """The sandbox has ended. killed: by its owner; expired: lifetime; idle: idle time; broken: it would not
+    end a command and was ended as a whole; lost: its first process died."""
+
+    def __init__(self, message: str, *, reason: GoneReason, hint: str = "", sandbox_id: str = "") -> None:
+        super().__init__(message, hint=hint, sandbox_id=sandbox_id)
+        self.reason: GoneReason = reason
+
+
+class FileError(SandboxError):
+    """A file operation failed inside the sandbox."""
+
+    blame = "caller"
+
+    def __init__(self, message: str, *, path: str, number: int, hint: str = "", sandbox_id: str = "") -> None:
+        super().__init__(message, hint=hint, sandbox_id=sandbox_id)
+        self.path = path
+        self.errno = number
+
+
+class FileMissing(FileError, FileNotFoundError):
+    """No such file or directory in the sandbox."""
+
+
+class FileTooLarge(FileError):
+    """More than the caller allowed; nothing is returned in part."""
+
+
+class UnsafePath(FileError):
+    """Not a regular file or directory, or nested too deep."""
+
+
+class NoSpace(FileError):
+    """The writable layer has no bytes or inodes left."""

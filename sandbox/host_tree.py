@@ -1,0 +1,76 @@
+"""Directory trees on the host, read and written without following a link."""
+
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from sandbox.errors import FileTooLarge, InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class TreeItem:
+    """A directory (`content` is None) or a regular file; `path` is relative, with `/`."""
+
+    path: str
+    mode: int
+    content: bytes | None
+
+
+def read_tree(root: Path, *, max_bytes: int) -> Iterator[TreeItem]:
+    """Directories and regular files under `root`, parents first, in the order of their names.
+
+    Each file is opened relative to its directory, without following a link and without waiting (a FIFO is
+    skipped). InvalidArgument when `root` is no directory, FileTooLarge beyond `max_bytes` in all.
+    """
+    if not root.is_dir():
+        raise InvalidArgument(f"host_dir={str(root)!r} is not a directory")
+    left = max_bytes
+    for directory, names, files, fd in os.fwalk(root, follow_symlinks=False):
+        names.sort()
+        relative = Path(directory).relative_to(root)
+        if relative != Path():
+            yield TreeItem(relative.as_posix(), 0o755, None)
+        for name in sorted(files):
+            item = _read_file(fd, name, relative, left)
+            if item is not None and item.content is not None:
+                left -= len(item.content)
+                yield item
+
+
+def write_tree(root: Path, directories: Sequence[str], files: Mapping[str, bytes]) -> None:
+    """Writes into `root`, which must be empty or absent. The names come from a sandbox and are not trusted:
+    one that would leave `root` raises InvalidArgument before anything is written."""
+    for name in (*directories, *files):
+        _check_name(name)
+    root.mkdir(parents=True, exist_ok=True)
+    if any(root.iterdir()):
+        raise InvalidArgument(f"host_dir={str(root)!r} is not empty", hint="name a new directory")
+    for name in directories:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
+def _read_file(fd: int, name: str, relative: Path, max_bytes: int) -> TreeItem | None:
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+    except OSError:
+        return None  # a link, a socket, or gone by now
+    with os.fdopen(file, "rb") as stream:
+        info = os.fstat(stream.fileno())
+        if not stat.S_ISREG(info.st_mode):
+            return None
+        content = stream.read(max_bytes + 1)
+        path = (relative / name).as_posix()
+        if len(content) > max_bytes:
+            raise FileTooLarge(f"{path}: the tree is larger than allowed", path=path, number=27)
+        return TreeItem(path, stat.S_IMODE(info.st_mode), content)
+
+
+def _check_name(name: str) -> None:
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
+        raise InvalidArgument(f"a sandbox names a file {name!r}, which would lie outside the directory")

@@ -1,0 +1,156 @@
+"""Images: what a sandbox's root is made of. First cut: `host`, which needs no download and no root.
+
+`host` shows this machine's /usr read-only, without what the site has put there (/usr/local and
+dist-packages, which may hold the very package that a task is about), a minimal /etc, and the toolkit.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.errors import InvalidArgument, UnsupportedError
+
+SKELETON_VERSION = 1
+TOOLKIT_AT = "/opt/toolkit"
+INIT_AT = "/.dockyard/init"
+
+_DIRECTORIES = (
+    ".dockyard/empty",  # what masked places show
+    *("dev", "etc", "opt/toolkit", "proc", "root", "run", "sys", "tmp", "usr", "var/tmp", "workspace"),
+)
+_WRITABLE = ("/workspace", "/tmp", "/root", "/var/tmp")
+# Where the host keeps these as links into /usr, so does the image; elsewhere they are mounted too.
+_USR_TWINS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_MASKS = ("/usr/local", "/usr/lib/python3*/dist-packages", "/usr/lib/python3*/site-packages")
+_COPIED = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives")
+_WRITTEN = {
+    "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "group": "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1\tlocalhost dockyard\n::1\tlocalhost\n",
+    "hostname": "dockyard\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "resolv.conf": "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A host directory, mounted read-only, nosuid and nodev at `target` in the sandbox."""
+
+    source: Path
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A root file system: `skeleton` below, `binds` on it, `masks` over those, `writable` directories owned
+    by the sandbox. `skeleton` is never written to once it is there."""
+
+    name: str
+    skeleton: Path
+    binds: tuple[Bind, ...]
+    masks: tuple[str, ...]
+    writable: tuple[str, ...]
+    shell: str
+    env: Mapping[str, str]
+
+
+def prepare_image(name: str, *, state_dir: Path, init: Path, toolkit: Path) -> Image:
+    """The image of that name, its skeleton made if this is the first use (milliseconds; blocks).
+
+    Raises InvalidArgument for an unknown name, UnsupportedError for a missing init or toolkit.
+    """
+    if name != "host":
+        raise InvalidArgument(f"image={name!r} is unknown", hint="the image of this version is 'host'")
+    if not init.is_file():
+        raise UnsupportedError(f"{init} is not there", hint="build it with `python -m sandbox.native.build`")
+    if not (toolkit / "bin" / "python3").exists():
+        hint = f"make it with `python -m sandbox.toolkit --into {toolkit}`"
+        raise UnsupportedError(f"no toolkit at {toolkit}", hint=hint)
+    skeleton = state_dir / "images" / f"host-{_skeleton_key(init)}"
+    if not skeleton.is_dir():
+        _make_skeleton(skeleton, init)
+    twins = tuple(Bind(Path("/", each), f"/{each}") for each in _USR_TWINS if _is_real_directory(each))
+    return Image(
+        name=name,
+        skeleton=skeleton,
+        binds=(Bind(Path("/usr"), "/usr"), *twins, Bind(toolkit.resolve(), TOOLKIT_AT)),
+        masks=tuple(str(place) for pattern in _MASKS for place in sorted(Path("/").glob(pattern[1:]))),
+        writable=_WRITABLE,
+        shell="/bin/bash" if Path("/bin/bash").exists() else "/bin/sh",
+        env={
+            "PATH": f"{TOOLKIT_AT}/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "HOME": "/root",
+            "LANG": "C.UTF-8",
+            "TMPDIR": "/tmp",
+        },
+    )
+
+
+def _skeleton_key(init: Path) -> str:
+    """Changes with everything that a skeleton holds a copy of."""
+    facts = [str(SKELETON_VERSION), str(init.stat().st_mtime_ns), str(init.stat().st_size)]
+    for name in ("ld.so.cache", "alternatives"):
+        path = Path("/etc", name)
+        facts.append(str(path.stat().st_mtime_ns) if path.exists() else "")
+    return hashlib.sha256(" ".join(facts).encode()).hexdigest()[:16]
+
+
+def _make_skeleton(skeleton: Path, init: Path) -> None:
+    """Makes it beside its place and moves it there: no one ever sees half of it, and the first of two makers
+    wins."""
+    skeleton.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix="draft-", dir=skeleton.parent))
+    try:
+        _fill_skeleton(draft, init)
+        draft.rename(skeleton)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not skeleton.is_dir():
+            raise
+
+
+def _fill_skeleton(root: Path, init: Path) -> None:
+    for name in _DIRECTORIES:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for name in _USR_TWINS:
+        if Path("/", name).is_symlink():
+            (root / name).symlink_to(Path("/", name).readlink())
+        elif _is_real_directory(name):
+            (root / name).mkdir()
+    for name in _COPIED:
+        source, target = Path("/etc", name), root / "etc" / name
+        if source.is_dir():
+            shutil.copytree(source, target, symlinks=True)
+        elif source.exists():
+            shutil.copy2(source, target)
+    for name, text in _WRITTEN.items():
+        (root / "etc" / name).write_text(text)
+    (root / "etc" / "os-release").symlink_to("../usr/lib/os-release")
+    shutil.copyfile(init, root / INIT_AT[1:])
+    (root / INIT_AT[1:]).chmod(0o555)
+    _open_for_reading(root)
+    for place in _WRITABLE:
+        (root / place[1:]).chmod(0o1777 if "tmp" in place else 0o755)
+
+
+def _open_for_reading(root: Path) -> None:
+    """Whatever the umask: the sandbox's uid reads all of it and, being no owner, writes none of it."""
+    for directory, names, files in os.walk(root):
+        for name in (".", *names):
+            path = Path(directory, name)
+            if not path.is_symlink():
+                path.chmod(0o755)
+        for name in files:
+            path = Path(directory, name)
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode | 0o444)
+
+
+def _is_real_directory(name: str) -> bool:
+    path = Path("/", name)
+    return path.is_dir() and not path.is_symlink()

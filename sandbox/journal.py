@@ -1,0 +1,92 @@
+"""What every sandbox owns, on disk before it exists, so that a crash of the owner leaves nothing unknown.
+
+One file a sandbox, STATE_DIR/sandboxes/ID.json, replaced as a whole at each change: a reader sees the old or
+the new record. Not fsynced: pids, mounts and cgroups do not outlive the kernel either.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sandbox.processes import ProcessKey, find_process
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One sandbox's possessions. Mounts are not among them: they live in the sandbox's own mount namespace
+    and end with its last process."""
+
+    id: str
+    owner: ProcessKey
+    boot: str  # of the kernel; pids and cgroups of an earlier one mean nothing
+    substrate: str
+    cgroups: tuple[str, ...]
+    directories: tuple[str, ...] = ()
+    processes: tuple[ProcessKey, ...] = ()  # launcher and init, known once they run
+
+    def with_processes(self, processes: tuple[ProcessKey, ...]) -> "Record":
+        """The same record once its processes are known."""
+        return replace(self, processes=processes)
+
+
+class Journal:
+    """Records of one state directory. Any number of processes may use it: each writes its own files only."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._directory = state_dir / "sandboxes"
+
+    def write(self, record: Record) -> None:
+        """Stores or replaces a record. Blocks for a file write."""
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self._path(record.id)
+        draft = path.with_suffix(f".{os.getpid()}.draft")
+        draft.write_text(json.dumps(asdict(record)))
+        draft.replace(path)
+
+    def remove(self, sandbox_id: str) -> None:
+        """Forgets a sandbox of which nothing is left. Idempotent."""
+        self._path(sandbox_id).unlink(missing_ok=True)
+
+    def records(self) -> list[Record]:
+        """All records, by id. A file that is no record (a draft cut short) is not one of them."""
+        if not self._directory.is_dir():
+            return []
+        found = [_load(path) for path in sorted(self._directory.glob("*.json"))]
+        return [record for record in found if record is not None]
+
+    def strays(self) -> list[Path]:
+        """Files here that are no records: drafts of an owner that died while writing."""
+        if not self._directory.is_dir():
+            return []
+        known = {self._path(record.id) for record in self.records()}
+        return [
+            path
+            for path in sorted(self._directory.iterdir())
+            if path not in known and not _is_being_written(path)
+        ]
+
+    def _path(self, sandbox_id: str) -> Path:
+        return self._directory / f"{sandbox_id}.json"
+
+
+def _is_being_written(path: Path) -> bool:
+    _, pid, kind = ("..." + path.name).rsplit(".", 2)
+    return kind == "draft" and pid.isdecimal() and find_process(int(pid)) is not None
+
+
+def _load(path: Path) -> Record | None:
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text())
+        return Record(
+            id=str(fields["id"]),
+            owner=ProcessKey(**fields["owner"]),
+            boot=str(fields["boot"]),
+            substrate=str(fields["substrate"]),
+            cgroups=tuple(fields["cgroups"]),
+            directories=tuple(fields["directories"]),
+            processes=tuple(ProcessKey(**each) for each in fields["processes"]),
+        )
+    except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
+        return None

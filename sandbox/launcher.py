@@ -1,0 +1,113 @@
+"""Carries a LaunchPlan out: from a plan to a running init that has said hello."""
+
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.errors import StartError
+from sandbox.substrates.base import LaunchPlan
+from sandbox.wire import WIRE_VERSION, FrameReader, Kind
+
+HELLO_PATIENCE_S = 20.0
+_CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
+_FAILURE_BYTES = 4096
+# For bubblewrap and the runtimes; a sandbox's commands never see it.
+_LAUNCH_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A running sandbox. The receiver owns the process and the socket."""
+
+    process: subprocess.Popen[bytes]  # bubblewrap or the OCI runtime; ends when init ends
+    control: socket.socket
+    init_pid: int  # on the host
+
+
+def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str) -> Launched:
+    """Starts it and waits for init's hello. Blocks for milliseconds, 20 s at most.
+
+    Raises StartError with the launcher's own words when it does not come up, and then leaves nothing running.
+    """
+    with ExitStack() as on_failure:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        on_failure.callback(ours.close)
+        with theirs, _memory_file(b"") as errors:
+            process = _spawn(init, plan, theirs, errors)
+            theirs.close()  # or the stream would not end with the sandbox
+            on_failure.callback(_end, process)
+            try:
+                init_pid = _await_hello(ours)
+            except (OSError, ValueError) as error:
+                _end(process)
+                raise _start_error(sandbox_id, _read_failure(errors) or str(error)) from error
+        on_failure.pop_all()
+    return Launched(process, ours, init_pid)
+
+
+def _spawn(init: Path, plan: LaunchPlan, control: socket.socket, errors: int) -> subprocess.Popen[bytes]:
+    with _memory_file((plan.oci_config or "").encode()) as config:
+        words = [str(init), "launch", "--control", str(control.fileno()), *plan.options]
+        if plan.oci_config is not None:
+            words += ["--config", str(config)]
+        return subprocess.Popen(
+            [*words, "--", *plan.program],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            env=_LAUNCH_ENV,
+            pass_fds=(control.fileno(), config),
+        )
+
+
+def _await_hello(control: socket.socket) -> int:
+    """Init's pid on this host, vouched for by the kernel, which translates it between pid namespaces."""
+    control.settimeout(HELLO_PATIENCE_S)
+    control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    size = socket.CMSG_SPACE(_CREDENTIALS.size)
+    data, ancillary, _, _ = control.recvmsg(16, size)
+    control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+    control.settimeout(None)
+    hello = next(FrameReader().feed(data), None)
+    if hello is None or hello.kind != Kind.HELLO:
+        raise ValueError("its first process ended before it was ready")
+    if hello.payload != struct.pack("=I", WIRE_VERSION):
+        raise ValueError("dockyard-init is of another version; build it again")
+    pid, _, _ = _CREDENTIALS.unpack(ancillary[0][2])
+    return pid
+
+
+def _start_error(sandbox_id: str, words: str) -> StartError:
+    return StartError(
+        f"sandbox {sandbox_id} did not start: {words}",
+        phase="launch",
+        hint="`dockyard doctor` says what this host lacks",
+        sandbox_id=sandbox_id,
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _read_failure(errors: int) -> str:
+    text = os.pread(errors, _FAILURE_BYTES, 0).decode("utf-8", "replace")
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+@contextmanager
+def _memory_file(content: bytes) -> Generator[int]:
+    """A file without a name; gone with its last descriptor."""
+    fd = os.memfd_create("dockyard", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)

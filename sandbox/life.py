@@ -1,0 +1,102 @@
+"""When a sandbox ends and why: its channel's supervisor, and what commands and files know of it."""
+
+import os
+import signal
+import threading
+from contextlib import suppress
+
+from protocol.clock import Clock
+from sandbox.cgroups import Counters, Groups
+from sandbox.errors import GoneReason, SandboxGone
+from sandbox.limits import Limits
+from sandbox.wire import Frame
+
+_GONE_TEXT: dict[GoneReason, str] = {
+    "killed": "was killed by its owner",
+    "expired": "has reached the end of its lifetime",
+    "idle": "was idle for too long",
+    "broken": "would not end a command and was ended",
+    "lost": "ended by itself: its first process died",
+}
+
+
+class Life:
+    """Thread-safe. Owns a handle on init, through which it ends the sandbox whatever happens to the pid."""
+
+    def __init__(self, sandbox_id: str, init_pid: int, limits: Limits, groups: Groups, clock: Clock) -> None:
+        self._id = sandbox_id
+        self._limits = limits
+        self._groups = groups
+        self._clock = clock
+        self._lock = threading.Lock()  # guards what follows
+        self._init: int | None = os.pidfd_open(init_pid)
+        self._reason: GoneReason | None = None
+        self._num_active = 0
+        self._last_used_ns = clock.now_ns()
+        self._expires_ns = self._last_used_ns + int(limits.lifetime_s * 1e9)
+
+    def end(self, reason: GoneReason) -> None:
+        """Kills init, and with it the whole sandbox. The first reason stays. Does not block."""
+        with self._lock:
+            self._reason = self._reason or reason
+            if self._init is not None:
+                with suppress(ProcessLookupError):  # it was quicker
+                    signal.pidfd_send_signal(self._init, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Lets go of the handle. Idempotent."""
+        with self._lock:
+            if self._init is not None:
+                os.close(self._init)
+            self._init = None
+
+    def gone(self) -> SandboxGone | None:
+        """Why the sandbox has ended, None while it has not."""
+        with self._lock:
+            reason = self._reason
+        if reason is None:
+            return None
+        text = f"sandbox {self._id} {_GONE_TEXT[reason]}"
+        return SandboxGone(text, reason=reason, hint="create a new one", sandbox_id=self._id)
+
+    def counters(self) -> Counters:
+        """How often limits have bitten so far."""
+        return self._groups.counters()
+
+    def break_off(self) -> None:
+        """Ends a sandbox that does not end a command."""
+        self.end("broken")
+
+    def begin(self) -> None:
+        """Something starts to run in the sandbox: it is not idle."""
+        with self._lock:
+            self._num_active += 1
+
+    def finish(self) -> None:
+        """It has ended; when it was the last, the idle time starts."""
+        with self._lock:
+            self._num_active -= 1
+            self._last_used_ns = self._clock.now_ns()
+
+    def on_frame(self, frame: Frame) -> bool:
+        """Channel thread: init sends nothing to the sandbox as a whole."""
+        del frame
+        return False
+
+    def on_lost(self) -> None:
+        """Channel thread: the stream has ended, by us or by itself."""
+        self.end("lost")
+
+    def deadline_ns(self) -> int | None:
+        """End of its lifetime, or of its idle time."""
+        with self._lock:
+            if self._reason is not None:
+                return None
+            if self._limits.idle_s is None or self._num_active > 0:
+                return self._expires_ns
+            return min(self._expires_ns, self._last_used_ns + int(self._limits.idle_s * 1e9))
+
+    def on_deadline(self) -> None:
+        """Channel thread: one of the two is over."""
+        expired = self._clock.now_ns() >= self._expires_ns
+        self.end("expired" if expired else "idle")

@@ -1,0 +1,116 @@
+"""Limits of a sandbox: what was asked, what the host can enforce, what therefore holds. Pure."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from sandbox.errors import InvalidArgument, UnsupportedError
+
+MIB = 1 << 20
+LimitName = Literal["cpu", "memory", "pids", "disk"]
+
+# An inode of the writable layer costs about a kilobyte of kernel memory; source trees average 8 KiB a file.
+LAYER_BYTES_AN_INODE = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The caller's words; None where the caller left it to us."""
+
+    cpu: float | None = None
+    memory_mb: int | None = None
+    pids: int | None = None
+    disk_mb: int | None = None
+    lifetime_s: float = 3600.0
+    idle_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Effective values. None = not limited on this host. `degraded` says in words what that leaves open."""
+
+    cpus: float | None
+    memory_bytes: int | None  # all processes and the writable layer together
+    pids: int | None
+    disk_bytes: int
+    disk_inodes: int
+    lifetime_s: float
+    idle_s: float | None
+    degraded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    field: str
+    default: float
+    least: float
+    most: float
+
+
+_RULES: dict[LimitName, _Rule] = {
+    "cpu": _Rule("cpu", 1.0, 0.01, 4096),
+    "memory": _Rule("memory_mb", 512, 16, 1 << 24),
+    "pids": _Rule("pids", 128, 8, 1 << 22),
+    "disk": _Rule("disk_mb", 256, 1, 1 << 24),
+}
+
+_CONSEQUENCE: dict[LimitName, str] = {
+    "cpu": "a sandbox may use every core",
+    "memory": "a sandbox may use all memory of the host",
+    "pids": "a sandbox may start any number of processes",
+    "disk": "a sandbox may fill the disk",
+}
+
+
+def settle(asked: Asked, enforceable: frozenset[LimitName]) -> Limits:
+    """What holds for `asked` on a host that can enforce `enforceable`.
+
+    Raises InvalidArgument for values out of range, and UnsupportedError for a limit that the caller wrote and
+    the host cannot enforce. A default that it cannot enforce is left out and named in `degraded`.
+    """
+    values = {
+        "cpu": asked.cpu,
+        "memory": asked.memory_mb,
+        "pids": asked.pids,
+        "disk": asked.disk_mb,
+    }
+    settled: dict[LimitName, float | None] = {}
+    degraded: list[str] = []
+    for name, rule in _RULES.items():
+        value = values[name]
+        if value is not None:
+            _check_range(rule.field, value, rule.least, rule.most)
+        if name in enforceable:
+            settled[name] = rule.default if value is None else value
+            continue
+        if value is not None:
+            raise UnsupportedError(
+                f"{rule.field}={value} cannot be enforced on this host",
+                hint=f"leave {rule.field} out to run without it, or see `dockyard doctor`",
+            )
+        settled[name] = None
+        degraded.append(f"{name} is not limited here: {_CONSEQUENCE[name]}")
+    _check_range("lifetime_s", asked.lifetime_s, 0.001, 30 * 86400)
+    if asked.idle_s is not None:
+        _check_range("idle_s", asked.idle_s, 0.001, 30 * 86400)
+    return _limits(settled, asked, tuple(degraded))
+
+
+def _limits(settled: dict[LimitName, float | None], asked: Asked, degraded: tuple[str, ...]) -> Limits:
+    memory, pids = settled["memory"], settled["pids"]
+    disk_bytes = int((settled["disk"] or _RULES["disk"].default) * MIB)
+    return Limits(
+        cpus=settled["cpu"],
+        memory_bytes=None if memory is None else int(memory * MIB),
+        pids=None if pids is None else int(pids),
+        disk_bytes=disk_bytes,
+        disk_inodes=max(1024, disk_bytes // LAYER_BYTES_AN_INODE),
+        lifetime_s=asked.lifetime_s,
+        idle_s=asked.idle_s,
+        degraded=degraded,
+    )
+
+
+def _check_range(field: str, value: float, least: float, most: float) -> None:
+    if not math.isfinite(value) or not least <= value <= most:
+        raise InvalidArgument(f"{field}={value} is out of range", hint=f"use {least:g} to {most:g}")

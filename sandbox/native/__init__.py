@@ -1,0 +1,1 @@
+"""The static program in C and its build."""

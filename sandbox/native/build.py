@@ -1,0 +1,55 @@
+"""Builds `dockyard-init`, the static program that starts a sandbox and is its pid 1.
+
+`python -m sandbox.native.build` does it at set-up; it does nothing when the program is newer than its source.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from sandbox.errors import StartError, UnsupportedError
+from sandbox.places import INIT_BINARY
+
+_HERE = Path(__file__).parent
+_FLAGS = ("-std=gnu11", "-static", "-O2", "-Wall", "-Wextra", "-Werror")
+
+
+def sources() -> tuple[Path, ...]:
+    """The C files and their header."""
+    return (*sorted(_HERE.glob("*.c")), _HERE / "dockyard.h")
+
+
+def is_current(binary: Path = INIT_BINARY) -> bool:
+    """True when the program is there and no source is newer."""
+    return binary.is_file() and all(binary.stat().st_mtime >= each.stat().st_mtime for each in sources())
+
+
+def build(binary: Path = INIT_BINARY) -> bool:
+    """Compiles; about a second. False when nothing was to do. UnsupportedError without a C compiler.
+
+    The program appears as a whole: sandboxes that start meanwhile use the old one.
+    """
+    if is_current(binary):
+        return False
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise UnsupportedError("no C compiler to build dockyard-init", hint="apt-get install gcc libc6-dev")
+    draft = binary.with_name(f"{binary.name}.{os.getpid()}")
+    files = [str(each) for each in sources() if each.suffix == ".c"]
+    done = subprocess.run(
+        [compiler, *_FLAGS, "-o", str(draft), *files], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        draft.unlink(missing_ok=True)
+        raise StartError(f"compiling dockyard-init failed: {done.stderr.strip()}", phase="build")
+    draft.replace(binary)
+    return True
+
+
+if __name__ == "__main__":
+    try:
+        print(f"{INIT_BINARY}: {'built' if build() else 'up to date'}")
+    except (UnsupportedError, StartError) as error:
+        sys.exit(f"error: {error}")

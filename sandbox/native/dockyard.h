@@ -1,0 +1,73 @@
+/* dockyard-init: the one native program of a sandbox. Two modes, see main.c.
+ *
+ * Wire (host end: sandbox/wire.py). A frame is a header of three native u32 (payload length, id, kind) and
+ * the payload. Ids are chosen by the host; replies carry the id of their request. Integers are native order:
+ * both ends run on one machine. */
+#ifndef DOCKYARD_H
+#define DOCKYARD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+enum { WIRE_VERSION = 1, MAX_PAYLOAD = (1 << 20) + 8192, CHUNK = 1 << 16, MAX_COMMANDS = 64 };
+
+enum frame_kind {
+    /* host to init */
+    EXEC = 1,   /* u32 flags, u32 argc, u32 envc; then NUL-ended cwd, argv, environment */
+    STDIN = 2,  /* bytes; none = end of input. Only in answer to STDIN_WANT */
+    KILL = 3,   /* end a command and all its descendants */
+    READ = 4,   /* u64 offset, u32 count; path. DATA, DONE */
+    WRITE = 5,  /* u32 flags, u32 mode; path, NUL, bytes. DONE */
+    LIST = 6,   /* path. ENTRY..., DONE */
+    STAT = 7,   /* path. ENTRY, DONE */
+    MKDIR = 8,  /* path, parents too. DONE */
+    REMOVE = 9, /* path, whole trees too. DONE */
+    /* init to host */
+    HELLO = 64, /* u32 wire version */
+    STDOUT = 65,
+    STDERR = 66,
+    STDIN_WANT = 67,
+    EXIT = 68,  /* u32 enum ending, u32 value */
+    DATA = 69,
+    ENTRY = 70, /* struct entry, name, NUL, link target */
+    DONE = 71,  /* u32 errno, 0 = success; above 1000 an enum trouble */
+};
+
+enum exec_flag { EXEC_STDIN = 1 };
+enum write_flag { WRITE_TRUNCATE = 1, WRITE_PARENTS = 2 };
+enum ending { ENDED_EXIT = 0, ENDED_SIGNAL = 1, FAILED_CHDIR = 2, FAILED_EXEC = 3, FAILED_START = 4, MINDER_DIED = 5 };
+enum trouble { NOT_REGULAR = 1001, TOO_DEEP = 1002, BAD_FRAME = 1003 };
+
+struct frame {
+    uint32_t length, id, kind;
+    char *payload;
+};
+
+struct status {
+    uint32_t ending, value;
+};
+
+/* wire.c */
+void send_frame(int socket, uint32_t id, uint32_t kind, const void *data, size_t length);
+void send_done(int socket, uint32_t id, uint32_t error);
+
+/* processes.c: both walk /proc and work on any number of descendants, forking ones included */
+bool kill_descendants(pid_t root, const pid_t *spared, size_t num_spared);
+
+/* command.c */
+struct limits {
+    uint64_t processes, address_bytes; /* 0 = none */
+};
+void run_minder(const struct frame *exec, int in, int out, int err, int status, const struct limits *limits);
+bool exec_frame_is_sound(const struct frame *frame);
+
+/* files.c */
+void serve_file(int socket, const struct frame *frame);
+
+/* the two modes */
+int launch(int argc, char **argv);
+int run_init(int argc, char **argv);
+
+#endif

@@ -1,0 +1,233 @@
+/* From the owner's process to the sandbox's root, then on to bubblewrap or an OCI runtime.
+ *
+ * Everything is mounted in a mount namespace of this process: the host's mount table never changes, the cost
+ * does not grow with the number of sandboxes, and nothing is left when the last process ends. The staging
+ * place is /tmp of that namespace, since every host has one and any uid may walk through it:
+ *     /tmp/root    overlay: the image's skeleton below, the writable layer above
+ *     /tmp/upper   the writable layer, on the bounded tmpfs that is mounted at /tmp
+ *     /tmp/bundle  config.json, for an OCI runtime
+ * Sources are opened before /tmp is covered, because they may lie in it, and after the namespace is made,
+ * because a mount of another namespace cannot be mounted from. */
+#define _GNU_SOURCE
+#include "dockyard.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { MAX_ITEMS = 64, CONTROL_FD = 3, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
+enum { ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
+
+/* From linux/mount.h, which cannot be included beside sys/mount.h on every libc. */
+struct attributes {
+    uint64_t set, clear, propagation, userns;
+};
+
+struct bind {
+    const char *source, *target;
+    int fd;
+};
+
+struct plan {
+    const char *skeleton, *layer_bytes, *layer_inodes;
+    const char *cgroups[MAX_ITEMS], *hidden[MAX_ITEMS], *masks[MAX_ITEMS], *writable[MAX_ITEMS];
+    struct bind binds[MAX_ITEMS];
+    int num_cgroups, num_hidden, num_masks, num_writable, num_binds;
+    int control, config;
+    uid_t owner;      /* owner of the writable directories */
+    bool drop, userns; /* become the owner; make a user namespace, for want of privilege */
+};
+
+static void fail(const char *format, ...) {
+    int reason = errno;
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "dockyard-init: ");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, ": %s\n", strerror(reason));
+    va_end(arguments);
+    exit(125);
+}
+
+static void write_file(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, text, strlen(text)) < 0) fail("write '%s' to %s", text, path);
+    close(fd);
+}
+
+static const char *next(int *i, int argc, char **argv) {
+    if (++*i < argc) return argv[*i];
+    errno = EINVAL;
+    fail("option %s needs a value", argv[*i - 1]);
+    return NULL;
+}
+
+static void add(const char **items, int *count, const char *item) {
+    errno = E2BIG;
+    if (*count == MAX_ITEMS) fail("more than %d of one option", MAX_ITEMS);
+    items[(*count)++] = item;
+}
+
+static void add_bind(struct plan *plan, const char *source, const char *target) {
+    errno = E2BIG;
+    if (plan->num_binds == MAX_ITEMS) fail("more than %d binds", MAX_ITEMS);
+    plan->binds[plan->num_binds++] = (struct bind){source, target, -1};
+}
+
+/* Reads options up to `--`; the index of the program's first word. */
+static int read_plan(struct plan *plan, int argc, char **argv) {
+    for (int i = 0; i < argc; i++) {
+        const char *option = argv[i];
+        if (!strcmp(option, "--")) return i + 1;
+        if (!strcmp(option, "--drop")) plan->drop = true;
+        else if (!strcmp(option, "--userns")) plan->userns = true;
+        else if (!strcmp(option, "--skeleton")) plan->skeleton = next(&i, argc, argv);
+        else if (!strcmp(option, "--layer-bytes")) plan->layer_bytes = next(&i, argc, argv);
+        else if (!strcmp(option, "--layer-inodes")) plan->layer_inodes = next(&i, argc, argv);
+        else if (!strcmp(option, "--control")) plan->control = atoi(next(&i, argc, argv));
+        else if (!strcmp(option, "--config")) plan->config = atoi(next(&i, argc, argv));
+        else if (!strcmp(option, "--owner")) plan->owner = (uid_t)strtoul(next(&i, argc, argv), NULL, 10);
+        else if (!strcmp(option, "--cgroup")) add(plan->cgroups, &plan->num_cgroups, next(&i, argc, argv));
+        else if (!strcmp(option, "--hide")) add(plan->hidden, &plan->num_hidden, next(&i, argc, argv));
+        else if (!strcmp(option, "--mask")) add(plan->masks, &plan->num_masks, next(&i, argc, argv));
+        else if (!strcmp(option, "--writable")) add(plan->writable, &plan->num_writable, next(&i, argc, argv));
+        else if (!strcmp(option, "--bind")) {
+            const char *source = next(&i, argc, argv);
+            add_bind(plan, source, next(&i, argc, argv));
+        } else {
+            errno = EINVAL;
+            fail("unknown option %s", option);
+        }
+    }
+    errno = EINVAL;
+    fail("no program after --");
+    return 0;
+}
+
+static void join_cgroups(const struct plan *plan) {
+    char path[4096];
+    for (int i = 0; i < plan->num_cgroups; i++) {
+        snprintf(path, sizeof path, "%s/cgroup.procs", plan->cgroups[i]);
+        write_file(path, "0");
+    }
+}
+
+static int open_place(const char *path) {
+    int fd = open(path, O_PATH | O_CLOEXEC);
+    if (fd < 0) fail("open %s", path);
+    return fd;
+}
+
+/* Without privilege: a user namespace in which our own uid is 0, so that mounting is allowed. */
+static void enter_namespaces(const struct plan *plan) {
+    char map[64];
+    uid_t uid = geteuid();
+    gid_t gid = getegid();
+    if (unshare(CLONE_NEWNS | (plan->userns ? CLONE_NEWUSER : 0)))
+        fail(plan->userns ? "make a user namespace" : "make a mount namespace");
+    if (plan->userns) {
+        write_file("/proc/self/setgroups", "deny");
+        snprintf(map, sizeof map, "0 %u 1", uid);
+        write_file("/proc/self/uid_map", map);
+        snprintf(map, sizeof map, "0 %u 1", gid);
+        write_file("/proc/self/gid_map", map);
+    }
+    if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL)) fail("make mounts private");
+}
+
+static void make_directory(const char *path, mode_t mode) {
+    if (mkdir(path, mode)) fail("mkdir %s", path);
+}
+
+static void mount_layer(const struct plan *plan, int skeleton) {
+    char options[256];
+    snprintf(options, sizeof options, "size=%s,nr_inodes=%s,mode=755", plan->layer_bytes, plan->layer_inodes);
+    if (mount("dockyard", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount tmpfs (%s)", options);
+    make_directory("/tmp/upper", 0755);
+    make_directory("/tmp/work", 0755);
+    make_directory("/tmp/root", 0755);
+    snprintf(options, sizeof options, "lowerdir=/proc/self/fd/%d,upperdir=/tmp/upper,workdir=/tmp/work%s", skeleton,
+             plan->userns ? ",userxattr" : "");
+    if (mount("dockyard", "/tmp/root", "overlay", MS_NOSUID | MS_NODEV, options)) fail("mount overlay");
+}
+
+static void set_read_only(const char *target) {
+    struct attributes attributes = {.set = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV};
+    if (syscall(SYS_MOUNT_SETATTR, AT_FDCWD, target, RECURSIVE, &attributes, sizeof attributes))
+        fail("make %s read-only", target);
+}
+
+static void bind_read_only(const char *source, const char *target_in_root) {
+    char target[4096];
+    snprintf(target, sizeof target, "/tmp/root%s", target_in_root);
+    if (mount(source, target, NULL, MS_BIND | MS_REC, NULL)) fail("bind %s on %s", source, target_in_root);
+    set_read_only(target);
+}
+
+static void mount_image(const struct plan *plan) {
+    char path[4096];
+    for (int i = 0; i < plan->num_binds; i++) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", plan->binds[i].fd);
+        bind_read_only(path, plan->binds[i].target);
+    }
+    for (int i = 0; i < plan->num_masks; i++) bind_read_only("/tmp/root/.dockyard/empty", plan->masks[i]);
+    for (int i = 0; i < plan->num_writable; i++) {
+        snprintf(path, sizeof path, "/tmp/root%s", plan->writable[i]);
+        if (chown(path, plan->owner, plan->owner)) fail("chown %s", plan->writable[i]);
+    }
+}
+
+static void copy_config(int from) {
+    char chunk[8192];
+    make_directory("/tmp/bundle", 0700);
+    int to = open("/tmp/bundle/config.json", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (to < 0) fail("make config.json");
+    for (ssize_t length; (length = read(from, chunk, sizeof chunk)) > 0;)
+        if (write(to, chunk, (size_t)length) != length) fail("write config.json");
+    close(to);
+}
+
+static void keep_only_control(int control) {
+    if (control != CONTROL_FD && dup2(control, CONTROL_FD) < 0) fail("move the control socket");
+    if (fcntl(CONTROL_FD, F_SETFD, 0)) fail("keep the control socket");
+    if (syscall(SYS_close_range, CONTROL_FD + 1, ~0U, 0)) fail("close files");
+}
+
+static void drop_to(uid_t uid) {
+    if (setgroups(0, NULL) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid)) fail("become uid %u", uid);
+}
+
+int launch(int argc, char **argv) {
+    struct plan plan = {.control = -1, .config = -1};
+    int program = read_plan(&plan, argc, argv);
+    if (program >= argc || plan.control < 0 || !plan.skeleton || !plan.layer_bytes || !plan.layer_inodes) {
+        errno = EINVAL;
+        fail("launch needs --control, --skeleton, --layer-bytes, --layer-inodes and a program");
+    }
+    setsid(); /* a Ctrl-C at the owner's terminal is the owner's to handle */
+    join_cgroups(&plan);
+    enter_namespaces(&plan);
+    int skeleton = open_place(plan.skeleton);
+    for (int i = 0; i < plan.num_binds; i++) plan.binds[i].fd = open_place(plan.binds[i].source);
+    for (int i = 0; i < plan.num_hidden; i++)
+        if (umount2(plan.hidden[i], MNT_DETACH)) fail("hide %s", plan.hidden[i]);
+    mount_layer(&plan, skeleton);
+    mount_image(&plan);
+    if (plan.config >= 0) copy_config(plan.config);
+    keep_only_control(plan.control);
+    if (chdir("/")) fail("chdir /");
+    if (plan.drop) drop_to(plan.owner);
+    execv(argv[program], argv + program);
+    fail("run %s", argv[program]);
+    return 125;
+}

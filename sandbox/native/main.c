@@ -1,0 +1,13 @@
+/* dockyard-init launch ... -- PROGRAM ARGS   joins cgroups, mounts the sandbox root, becomes PROGRAM
+ * dockyard-init init CONTROL_FD ID ...       pid 1 of a sandbox */
+#include "dockyard.h"
+
+#include <stdio.h>
+#include <string.h>
+
+int main(int argc, char **argv) {
+    if (argc >= 2 && !strcmp(argv[1], "launch")) return launch(argc - 2, argv + 2);
+    if (argc >= 2 && !strcmp(argv[1], "init")) return run_init(argc - 2, argv + 2);
+    fprintf(stderr, "dockyard-init: expected 'launch' or 'init' as the first argument\n");
+    return 125;
+}

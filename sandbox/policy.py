@@ -1,0 +1,22 @@
+"""What a sandbox may do, as one document. First cut: network and output."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MIB = 1 << 20
+
+
+class Policy(BaseModel):
+    """Validated at construction (pydantic.ValidationError names the field); immutable afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # none: the sandbox has a loopback interface of its own and no other.
+    network: Literal["none"] = "none"
+    # bytes kept of each of stdout and stderr, head and tail; what a model can read is far below the default.
+    output_bytes: int = Field(default=MIB, ge=0, le=256 * MIB)
+    # bytes that a command may print on both streams together before it is ended with `output_limit`.
+    output_total_bytes: int = Field(default=64 * MIB, ge=1)
+    # seconds that a command may run when the call does not say.
+    timeout_s: float = Field(default=60.0, gt=0)

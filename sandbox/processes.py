@@ -1,0 +1,77 @@
+"""Processes told apart for good: a pid alone may be someone else's by now, a pid with its start time not."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_STATE, _START_TIME = 0, 19  # fields of /proc/PID/stat, counted after the name
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessKey:
+    """A process of this boot: pid and start time in clock ticks since boot."""
+
+    pid: int
+    start_ticks: int
+
+    def is_alive(self) -> bool:
+        """True while this very process runs; a zombie is not alive."""
+        fields = _stat_fields(self.pid)
+        return fields is not None and fields[_STATE] != "Z" and int(fields[_START_TIME]) == self.start_ticks
+
+    def kill(self) -> bool:
+        """SIGKILL without a race against reuse of the pid. False when it is gone already."""
+        try:
+            handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            # The handle pins the process, so this check holds until the signal is sent.
+            if not self.is_alive():
+                return False
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return False
+        finally:
+            os.close(handle)
+        return True
+
+
+def find_process(pid: int) -> ProcessKey | None:
+    """The process that has `pid` now, None when there is none."""
+    fields = _stat_fields(pid)
+    return None if fields is None else ProcessKey(pid, int(fields[_START_TIME]))
+
+
+def this_process() -> ProcessKey:
+    """The calling process."""
+    key = find_process(os.getpid())
+    assert key is not None, "/proc does not show this process"
+    return key
+
+
+def boot_id() -> str:
+    """Changes with every boot, after which no recorded pid means anything."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def command_lines() -> Iterator[tuple[int, list[bytes]]]:
+    """Pid and arguments of every process that this user may see. A process that ends meanwhile is left
+    out."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            yield int(entry.name), (entry / "cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text[text.rindex(")") + 2 :].split()

@@ -1,0 +1,232 @@
+"""One sandbox, from `create` to `kill`."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from protocol.clock import Clock, SystemClock
+from protocol.ids import new_id
+from sandbox import cgroups
+from sandbox.channel import Channel
+from sandbox.commands import Commands
+from sandbox.doctor import Capability, probe
+from sandbox.errors import InvalidArgument, SandboxError
+from sandbox.files import Files
+from sandbox.images import Image, prepare_image
+from sandbox.launcher import Launched, launch
+from sandbox.life import Life
+from sandbox.limits import Asked, LimitName, Limits, settle
+from sandbox.ownership import Ownership
+from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
+from sandbox.policy import Policy
+from sandbox.substrates import find_substrate
+from sandbox.substrates.base import UIDS_A_SANDBOX, Blueprint
+
+# Uids that no distribution hands out to people or services, and that nspawn uses for the same purpose.
+_FIRST_UID, _LAST_UID = 0x00080000, 0x6FFF0000
+_LIMITED_WITHOUT_CGROUPS: frozenset[LimitName] = frozenset({"pids", "disk"})  # by rlimit, by tmpfs
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """What a sandbox really is: effective values, after defaults and what the host can do."""
+
+    id: str
+    image: str
+    substrate: str
+    limits: Limits
+    policy: Policy
+    labels: Mapping[str, str]
+
+
+class Sandbox:
+    """A sandbox of this process. Thread-safe. Made by `create`; ends with `kill`, the end of the `with`
+    block, its lifetime, its idle time, or its owner's process, whichever is first."""
+
+    commands: Commands
+    files: Files
+
+    def __init__(
+        self, info: SandboxInfo, image: Image, ownership: Ownership, launched: Launched, clock: Clock
+    ) -> None:
+        """For `create`; takes over the ownership and what was launched."""
+        self._info = info
+        self._ownership = ownership
+        self._process = launched.process
+        self._release_error: SandboxError | None = None
+        self._life = Life(info.id, launched.init_pid, info.limits, ownership.groups, clock)
+        self._channel = Channel(launched.control, clock, name=info.id)
+        self.commands = Commands(
+            self._channel, self._life, clock, policy=info.policy, shell=image.shell, base_env=image.env
+        )
+        self.files = Files(self._channel, self._life)
+        self._channel.start(self._life, self._release)
+
+    @classmethod
+    def create(
+        cls,
+        image: str = "host",
+        substrate: str = "function",
+        policy: Policy | None = None,
+        *,
+        cpu: float | None = None,
+        memory_mb: int | None = None,
+        pids: int | None = None,
+        disk_mb: int | None = None,
+        lifetime_s: float = 3600.0,
+        idle_s: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        state_dir: Path | str | None = None,
+        toolkit: Path | str | None = None,
+        runtime: str | None = None,
+    ) -> "Sandbox":
+        """Makes a sandbox and waits until it takes commands; some ten milliseconds.
+
+        `cpu` is in cores, `memory_mb` and `disk_mb` in mebibytes. The writable layer lies in memory and
+        counts as such, so `memory_mb` bounds both. A limit that is left out gets a default, and is dropped
+        (see `info.limits.degraded`) where the host cannot enforce it; one that is written and cannot be
+        enforced is refused. `state_dir` holds image skeletons and the journal; `toolkit` was made by
+        `sandbox.toolkit`; `runtime` names the OCI runtime of substrate `container`.
+
+        Raises InvalidArgument, UnsupportedError, CapacityError or StartError, and then leaves nothing behind.
+        """
+        state = Path(state_dir).absolute() if state_dir is not None else default_state_dir()
+        tools = Path(toolkit).absolute() if toolkit is not None else default_toolkit(state)
+        find_substrate(substrate).check(privileged=_is_privileged(), runtime=runtime)
+        hierarchies = cgroups.find_hierarchies()
+        asked = Asked(cpu, memory_mb, pids, disk_mb, lifetime_s, idle_s)
+        info = SandboxInfo(
+            id=new_id("sbx"),
+            image=image,
+            substrate=substrate,
+            limits=settle(asked, cgroups.enforceable(hierarchies) | _LIMITED_WITHOUT_CGROUPS),
+            policy=policy or Policy(),
+            labels=MappingProxyType(_checked_labels(labels or {})),
+        )
+        prepared = prepare_image(image, state_dir=state, init=INIT_BINARY, toolkit=tools)
+        launched, ownership = _bring_up(info, prepared, state, hierarchies, runtime)
+        return cls(info, prepared, ownership, launched, SystemClock())
+
+    @staticmethod
+    def capabilities(
+        *, state_dir: Path | str | None = None, toolkit: Path | str | None = None
+    ) -> tuple[Capability, ...]:
+        """What this host enforces, found by trying each; some hundred milliseconds."""
+        return probe(
+            state_dir=Path(state_dir) if state_dir is not None else None,
+            toolkit=Path(toolkit) if toolkit is not None else None,
+        )
+
+    @property
+    def id(self) -> str:
+        """Unique, such as `sbx-3f9a61c04be2d17`."""
+        return self._info.id
+
+    @property
+    def info(self) -> SandboxInfo:
+        """Effective values."""
+        return self._info
+
+    @property
+    def is_running(self) -> bool:
+        """False once it has ended, for whatever reason."""
+        return self._life.gone() is None
+
+    def kill(self) -> None:
+        """Ends the sandbox and frees all that it owns. Idempotent, from any thread and in any state; blocks
+        until nothing is left (milliseconds). Commands that still run end with reason `killed`. CapacityError
+        when the kernel holds on to a cgroup; `sandbox.audit.sweep` can try again later."""
+        self._life.end("killed")
+        self._channel.close()
+        if self._release_error is not None:
+            raise self._release_error
+
+    def _release(self) -> None:
+        """Channel thread, its last act: however the sandbox ended, it leaves nothing behind."""
+        try:
+            self._ownership.release(self._process)
+        except SandboxError as error:
+            self._release_error = error
+        finally:
+            self._life.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+
+def _bring_up(
+    info: SandboxInfo,
+    image: Image,
+    state_dir: Path,
+    hierarchies: tuple[cgroups.Hierarchy, ...],
+    runtime: str | None,
+) -> tuple[Launched, Ownership]:
+    groups = cgroups.plan_groups(hierarchies, cgroups.state_key(state_dir), info.id)
+    plan = find_substrate(info.substrate).plan(
+        Blueprint(
+            id=info.id,
+            image=image,
+            limits=info.limits,
+            owner_uid=_fresh_uid() if _is_privileged() else 0,
+            privileged=_is_privileged(),
+            cgroups=tuple(group.path for group in groups),
+            pids_by_rlimit="pids" not in cgroups.enforceable(hierarchies),
+            hide_unified=_second_version(hierarchies),
+            runtime=runtime,
+        )
+    )
+    ownership = Ownership(
+        info.id,
+        state_dir=state_dir,
+        substrate=info.substrate,
+        groups=groups,
+        all_hierarchies=plan.all_hierarchies,
+    )
+    launched: Launched | None = None
+    try:
+        ownership.create(info.limits)
+        launched = launch(INIT_BINARY, plan, sandbox_id=info.id)
+        ownership.note_processes(launched)
+    except BaseException:
+        if launched is not None:
+            launched.control.close()  # upon which init ends, and the launcher with it
+        ownership.release(launched.process if launched is not None else None)
+        raise
+    return launched, ownership
+
+
+def _is_privileged() -> bool:
+    return os.geteuid() == 0
+
+
+def _fresh_uid() -> int:
+    """A range of its own for each sandbox, so that one cannot signal or trace another from outside. Drawn,
+    not booked: two of a thousand live sandboxes meet with a chance of 1 in 60 for each."""
+    num_ranges = (_LAST_UID - _FIRST_UID) // UIDS_A_SANDBOX
+    return _FIRST_UID + UIDS_A_SANDBOX * secrets.randbelow(num_ranges)
+
+
+def _second_version(hierarchies: tuple[cgroups.Hierarchy, ...]) -> Path | None:
+    """Root of the version 2 tree where there are version 1 trees too."""
+    if all(each.version == 2 for each in hierarchies):
+        return None
+    return next((each.root for each in hierarchies if each.version == 2), None)
+
+
+def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    for name, value in labels.items():
+        if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(f"labels: {name!r}={value!r} is not text")
+    return dict(labels)

@@ -1,0 +1,83 @@
+"""The seam between "a sandbox" and "how this host makes one".
+
+A substrate is a pure function from a Blueprint to a LaunchPlan, and a check that its tools are there. The
+launcher carries the plan out; everything after that (commands, files, kill) goes through the control socket
+and is the same for all. To add a substrate: write one module with these two functions and name it in
+`substrates.SUBSTRATES`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sandbox.images import INIT_AT, Image
+from sandbox.limits import Limits
+
+CONTROL_FD = 3  # where launch puts the control socket; what init is told to serve
+ROOT_AT = "/tmp/root"  # where launch mounts the sandbox's root, in its own mount namespace
+BUNDLE_AT = "/tmp/bundle"
+SHM_BYTES = 64 << 20
+HOSTNAME = "dockyard"
+UIDS_A_SANDBOX = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """Everything that a substrate may build from."""
+
+    id: str
+    image: Image
+    limits: Limits
+    owner_uid: int  # first of the sandbox's own uids on the host; 0 inside
+    privileged: bool  # this process may mount and use other uids
+    cgroups: tuple[Path, ...]  # to be joined before anything else happens
+    pids_by_rlimit: bool  # no cgroup limits pids here
+    hide_unified: Path | None  # version 2 tree beside version 1, which crun does not take
+    runtime: str | None = None  # OCI runtime by name, None = the best that is there
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """Arguments for `dockyard-init launch`, which becomes `program`."""
+
+    options: tuple[str, ...]
+    program: tuple[str, ...]
+    oci_config: str | None = None
+    all_hierarchies: bool = False  # it makes cgroups of its own, in every hierarchy
+
+
+class Substrate(Protocol):
+    """Stateless, so thread-safe. Neither method starts anything."""
+
+    def check(self, *, privileged: bool, runtime: str | None) -> None:
+        """Raises UnsupportedError when this host lacks a tool that it needs. Microseconds."""
+        ...
+
+    def plan(self, blueprint: Blueprint) -> LaunchPlan:
+        """How to launch this sandbox. Pure but for looking up programs."""
+        ...
+
+
+def init_command(blueprint: Blueprint) -> tuple[str, ...]:
+    """The sandbox's pid 1. RLIMIT_NPROC counts the sandbox's own user namespace (Linux 5.14), so where
+    there is no pids cgroup it is as good a limit."""
+    processes = blueprint.limits.pids if blueprint.pids_by_rlimit else None
+    return (INIT_AT, "init", str(CONTROL_FD), blueprint.id, str(processes or 0), "0")
+
+
+def launch_options(blueprint: Blueprint) -> list[str]:
+    """What every substrate needs of launch: cgroups, writable layer, image."""
+    image, limits = blueprint.image, blueprint.limits
+    options = ["--skeleton", str(image.skeleton), "--owner", str(blueprint.owner_uid)]
+    options += ["--layer-bytes", str(limits.disk_bytes), "--layer-inodes", str(limits.disk_inodes)]
+    for cgroup in blueprint.cgroups:
+        options += ["--cgroup", str(cgroup)]
+    for bind in image.binds:
+        options += ["--bind", str(bind.source), bind.target]
+    for mask in image.masks:
+        options += ["--mask", mask]
+    for directory in image.writable:
+        options += ["--writable", directory]
+    if not blueprint.privileged:
+        options.append("--userns")
+    return options

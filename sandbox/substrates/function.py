@@ -1,0 +1,54 @@
+"""`function`: bubblewrap, for many short-lived sandboxes. Works for an ordinary user."""
+
+import shutil
+
+from sandbox.errors import UnsupportedError
+from sandbox.substrates.base import (
+    HOSTNAME,
+    ROOT_AT,
+    SHM_BYTES,
+    Blueprint,
+    LaunchPlan,
+    init_command,
+    launch_options,
+)
+
+# Our own flags instead of --unshare-all, which quietly goes without a user or cgroup namespace. There is no
+# --die-with-parent: it follows the thread that started the sandbox, not the process. Init ends when the
+# control socket closes, which holds for every way in which an owner can go.
+_NAMESPACES = ("user", "ipc", "pid", "net", "uts", "cgroup")
+
+
+class FunctionSubstrate:
+    """One user id inside (0), no capability, no further user namespace, all namespaces its own."""
+
+    def check(self, *, privileged: bool, runtime: str | None) -> None:
+        """Raises UnsupportedError without bubblewrap."""
+        del privileged
+        if runtime is not None:
+            raise UnsupportedError(f"runtime={runtime!r} is for substrate 'container'", hint="leave it out")
+        _bubblewrap()
+
+    def plan(self, blueprint: Blueprint) -> LaunchPlan:
+        """Launch mounts the root, becomes the sandbox's uid, and runs bubblewrap as that."""
+        options = launch_options(blueprint)
+        if blueprint.privileged:
+            options.append("--drop")
+        return LaunchPlan(tuple(options), (*_isolation(), "--", *init_command(blueprint)))
+
+
+def _isolation() -> list[str]:
+    words = [_bubblewrap(), *(f"--unshare-{name}" for name in _NAMESPACES)]
+    words += ["--disable-userns", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
+    words += ["--uid", "0", "--gid", "0", "--hostname", HOSTNAME]
+    words += ["--bind", ROOT_AT, "/", "--proc", "/proc", "--dev", "/dev"]
+    # /dev is a tmpfs without a size: only its shm is for writing, and that has one.
+    words += ["--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    return [*words, "--chdir", "/"]
+
+
+def _bubblewrap() -> str:
+    found = shutil.which("bwrap")
+    if found is None:
+        raise UnsupportedError("substrate 'function' needs bubblewrap", hint="apt-get install bubblewrap")
+    return found

@@ -1,0 +1,202 @@
+"""The toolkit: an interpreter and pytest that every sandbox finds read-only at /opt/toolkit.
+
+`python -m sandbox.toolkit --into DIR` makes it at set-up: a copy of the base interpreter (not of the
+virtual environment that runs this) that works wherever it is put, with its own site directory. The same DIR
+again does nothing, unless the interpreter or the list of packages has changed.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from protocol.errors import DockyardError
+from sandbox.elf import read_dynamic, replace_run_path
+from sandbox.errors import StartError, UnsupportedError
+from sandbox.places import default_state_dir, default_toolkit
+
+TOOLKIT_VERSION = 1
+PACKAGES = ("pytest>=8.3,<10", "pyyaml>=6,<7")
+_STAMP = "VERSION"
+_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+# Nothing that a program in a sandbox imports; together two thirds of the library's bytes.
+_LEFT_OUT = ("test", "tests", "idlelib", "idle_test", "turtledemo", "ensurepip", "lib2to3", "tkinter")
+_LEFT_OUT_PATTERNS = ("site-packages", "dist-packages", "__pycache__", "config-*", "*.a")
+# Mounted in every sandbox, so libraries that lie there need no copy. /usr/local is masked.
+_SYSTEM_LIBRARIES = ("/usr/lib", "/lib", "/usr/lib64", "/lib64")
+
+
+def build_toolkit(into: Path) -> bool:
+    """Makes the toolkit; half a minute and 60 MB, blocks. False when the one there is current.
+
+    Raises UnsupportedError when this interpreter cannot be copied, StartError when pip or the copy fails. The
+    toolkit appears as a whole, or not at all.
+    """
+    interpreter = _base_interpreter()
+    stamp = _stamp(interpreter)
+    if is_current(into, stamp):
+        return False
+    into.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".toolkit-", dir=into.parent))
+    try:
+        _fill(draft, interpreter)
+        (draft / _STAMP).write_text(stamp)
+        draft.chmod(0o755)
+        _swap_in(draft, into)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return True
+
+
+def is_current(toolkit: Path, stamp: str | None = None) -> bool:
+    """True when the toolkit is there and made of this interpreter and these packages."""
+    path = toolkit / _STAMP
+    return path.is_file() and path.read_text() == (stamp or _stamp(_base_interpreter()))
+
+
+def _base_interpreter() -> Path:
+    named = getattr(sys, "_base_executable", "") or sys.executable
+    candidates = (Path(sys.base_prefix) / "bin" / _PYTHON, Path(named))
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate.resolve()
+    raise UnsupportedError(f"no interpreter under {sys.base_prefix}", hint="use a regular CPython")
+
+
+def _stamp(interpreter: Path) -> str:
+    facts = interpreter.stat()
+    parts = (TOOLKIT_VERSION, sys.version, interpreter, facts.st_size, facts.st_mtime_ns, *PACKAGES)
+    return hashlib.sha256("\n".join(str(part) for part in parts).encode()).hexdigest()
+
+
+def _fill(root: Path, interpreter: Path) -> None:
+    (root / "bin").mkdir()
+    target = root / "bin" / _PYTHON
+    shutil.copy2(interpreter, target)
+    target.chmod(0o755)
+    for name in ("python3", "python"):
+        (root / "bin" / name).symlink_to(_PYTHON)
+    library = root / "lib" / _PYTHON
+    _copy_library(library)
+    _copy_shared_libraries(interpreter, library, root / "lib")
+    _relocate(target, root / "lib")
+    _install_packages(root, library)
+    _open_for_reading(root)
+    _try_out(root)
+
+
+def _copy_library(target: Path) -> None:
+    source = Path(sysconfig.get_path("stdlib"))
+    ignore = shutil.ignore_patterns(*_LEFT_OUT, *_LEFT_OUT_PATTERNS)
+    shutil.copytree(source, target, ignore=ignore, symlinks=False, ignore_dangling_symlinks=True)
+    dynamic = Path(sysconfig.get_path("platstdlib")) / "lib-dynload"
+    if not (target / "lib-dynload").exists() and dynamic.is_dir():
+        shutil.copytree(dynamic, target / "lib-dynload")
+    # Debian looks for packages in dist-packages, everyone else in site-packages.
+    (target / "site-packages").mkdir()
+    (target / "dist-packages").symlink_to("site-packages")
+    (target.parent / "python3").mkdir()
+    (target.parent / "python3" / "dist-packages").symlink_to(f"../{_PYTHON}/site-packages")
+
+
+def _copy_shared_libraries(interpreter: Path, library: Path, into: Path) -> None:
+    """Copies what the interpreter and its modules link to and no sandbox has."""
+    for program in (interpreter, *sorted((library / "lib-dynload").glob("*.so"))):
+        for path in _linked_libraries(program):
+            if not _is_visible(path) and not (into / path.name).exists():
+                shutil.copy2(path, into / path.name)
+
+
+def _linked_libraries(program: Path) -> list[Path]:
+    listing = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False).stdout
+    found = [line.split("=>")[1].split(" (")[0].strip() for line in listing.splitlines() if "=>" in line]
+    return [Path(each) for each in found if each.startswith("/")]
+
+
+def _is_visible(library: Path) -> bool:
+    return any(library.is_relative_to(each) for each in _SYSTEM_LIBRARIES)
+
+
+def _relocate(program: Path, libraries: Path) -> None:
+    """Lets the copy find the libraries that were copied with it."""
+    dynamic = read_dynamic(program)
+    if dynamic is None or not any((libraries / name).exists() for name in dynamic.needed):
+        return
+    if any(text.startswith("$ORIGIN") for _, text in dynamic.run_paths):
+        return
+    if not replace_run_path(program, "$ORIGIN/../lib"):
+        raise UnsupportedError(
+            f"{program.name} links to a shared library at a fixed place and cannot be moved",
+            hint="use a Python that is linked statically, or one built with a run path",
+        )
+
+
+def _install_packages(root: Path, library: Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-input", "--root-user-action", "ignore", "--target", str(library / "site-packages")]
+    done = subprocess.run([*command, *PACKAGES], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["pip says nothing"])[-1]
+        raise StartError(f"installing {', '.join(PACKAGES)} failed: {last}", phase="toolkit")
+    subprocess.run(
+        [str(root / "bin" / "python3"), "-I", "-m", "compileall", "-q", "-j", "0", str(library)],
+        capture_output=True,
+        check=False,  # only a matter of start-up time
+    )
+
+
+def _open_for_reading(root: Path) -> None:
+    """Whatever the umask and the source's modes: a sandbox's uid is nobody here."""
+    for directory, names, files in os.walk(root):
+        for name in (*names, *files):
+            path = Path(directory, name)
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
+
+
+def _try_out(root: Path) -> None:
+    """Runs the copy from where it is, with nothing of this environment."""
+    check = "import sys, ssl, sqlite3, ctypes, zlib, pytest, yaml; print(sys.prefix)"
+    done = subprocess.run(
+        [str(root / "bin" / "python3"), "-I", "-c", check],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={},
+    )
+    if done.returncode != 0 or Path(done.stdout.strip()).resolve() != root.resolve():
+        said = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise StartError(f"the copied interpreter does not work: {' '.join(said)}", phase="toolkit")
+
+
+def _swap_in(draft: Path, into: Path) -> None:
+    """Sandboxes that run keep the old one: they have it mounted."""
+    if into.exists():
+        old = Path(tempfile.mkdtemp(prefix=".toolkit-old-", dir=into.parent))
+        into.rename(old / "toolkit")
+        draft.rename(into)
+        shutil.rmtree(old)
+    else:
+        draft.rename(into)
+
+
+def main() -> None:
+    """Command line; one line on standard output."""
+    parser = argparse.ArgumentParser(description="Make the toolkit that sandboxes find at /opt/toolkit.")
+    default = default_toolkit(default_state_dir())
+    parser.add_argument("--into", type=Path, default=default, help=f"default {default}")
+    into: Path = parser.parse_args().into
+    try:
+        print(f"{into}: {'made' if build_toolkit(into.absolute()) else 'up to date'}")
+    except DockyardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
