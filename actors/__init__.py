@@ -1,1 +1,1 @@
-
+"""Ray actors: thin shells around the planes, and the wires between them."""

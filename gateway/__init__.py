@@ -1,1 +1,1 @@
-
+"""HTTP dialects in front of the engines. One process a node."""

@@ -1,0 +1,23 @@
+# Few verbs. `make demo` and `make test` do everything that they need.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: setup demo test soak check bench
+
+setup:
+	@$(PYTHON) cli/bootstrap.py
+
+demo: setup
+	@$(BIN)/dockyard demo
+
+test: setup
+	@$(BIN)/python -m pytest -m "not soak"
+
+soak: setup
+	@$(BIN)/python -m pytest -m soak
+
+check: setup
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/pyright
+
+bench: setup
+	@$(BIN)/python -m bench.run_all --quick

@@ -1,0 +1,162 @@
+"""One engine with its loop and its socket. Knows nothing of Ray: hand-offs leave through a callable."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.token_server import TokenServer
+from engine.config import EngineConfig
+from engine.engine import Engine, StepResult, TokenOutput
+from engine.errors import BrokenHandoff, InvalidRequest, Overloaded
+from engine.handoff import Handoff
+from engine.request import Request
+from protocol.clock import SystemClock
+from protocol.wire import Abort, Failed, FromEngine, Submit, Tokens
+
+HandOver = Callable[[Handoff], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Something to run between two steps, in the engine's thread."""
+
+    function: Callable[[], Any]
+    done: "Future[Any]"
+
+
+class EngineWorker:
+    """The engine's thread owns the engine; every other thread talks to it through the inbox."""
+
+    def __init__(self, config: EngineConfig, socket_path: Path, hand_over: HandOver | None = None) -> None:
+        self.engine = Engine(config)
+        self._hand_over = hand_over
+        self._clock = SystemClock()
+        self._inbox: queue.SimpleQueue[Submit | Abort | _Gone | _Call | None] = queue.SimpleQueue()
+        self._server = TokenServer(socket_path, self._inbox.put, lambda client: self._inbox.put(_Gone(client)))
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._owned: set[str] = set()  # requests whose client waits for this worker
+        self._pace = 1.0
+
+    def start(self) -> None:
+        """Blocks until the socket accepts connections."""
+        self._server.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End both threads; requests in flight get no answer. Blocks for at most one step."""
+        self._inbox.put(None)
+        self._thread.join()
+        self._server.stop()
+
+    def adopt(self, handoff: Handoff) -> None:
+        """Take over a request. Blocks until it is queued. Raises BrokenHandoff, Overloaded, InvalidRequest."""
+        self.call(lambda: self._adopt(handoff))
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run something in the engine's thread between two steps and return its result."""
+        done: Future[Any] = Future()
+        self._inbox.put(_Call(function, done))
+        return done.result()
+
+    def fail(self, request_id: str, message: str) -> None:
+        """Tell the client that a request was lost on its way. Any thread."""
+        self._server.send([Failed(request_id, "lost", message)])
+
+    def set_pace(self, factor: float) -> None:
+        """Stretch every step to `factor` times its length: 2.0 halves the speed. For experiments."""
+        self._pace = factor
+
+    def _run(self) -> None:
+        while self._take_messages():
+            started = time.perf_counter()
+            result = self.engine.step()
+            if self._pace > 1.0 and result.num_rows:
+                time.sleep((time.perf_counter() - started) * (self._pace - 1.0))
+            self._publish(result)
+
+    def _take_messages(self) -> bool:
+        """Handle what has come in; waits only when there is nothing to run. False at the end."""
+        block = not self.engine.has_work
+        while True:
+            try:
+                message = self._inbox.get(block=block)
+            except queue.Empty:
+                return True
+            if message is None:
+                return False
+            self._handle(message)
+            block = False
+
+    def _handle(self, message: Submit | Abort | _Gone | _Call) -> None:
+        match message:
+            case Submit():
+                self._submit(message)
+            case Abort(request_id=request_id):
+                self.engine.abort(request_id)
+                self._owned.discard(request_id)
+            case _Gone(client=client):
+                for request_id in [owned for owned in self._owned if owned.startswith(f"{client}/")]:
+                    self.engine.abort(request_id)
+                    self._owned.discard(request_id)
+            case _Call(function=function, done=done):
+                _resolve(function, done)
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            self.engine.add(Request(message.request_id, message.prompt_ids, message.sampling, message.priority))
+            self._owned.add(message.request_id)
+        except InvalidRequest as error:
+            self._server.send([Failed(message.request_id, "invalid", str(error), error.parameter)])
+        except Overloaded as error:
+            self._server.send([Failed(message.request_id, "overloaded", str(error))])
+
+    def _adopt(self, handoff: Handoff) -> None:
+        self.engine.adopt(handoff)
+        self._owned.add(handoff.header.request_id)
+
+    def _publish(self, result: StepResult) -> None:
+        """Tokens first, so that the client has the first one before the decode worker has the request."""
+        now = self._clock.now_ns()
+        messages: list[FromEngine] = [_tokens(output, now) for output in result.tokens]
+        self._server.send(messages)
+        for output in result.tokens:
+            if output.finish_reason is not None:
+                self._owned.discard(output.request_id)
+        for handoff in result.handoffs:
+            self._owned.discard(handoff.header.request_id)
+            self._give(handoff)
+
+    def _give(self, handoff: Handoff) -> None:
+        request_id = handoff.header.request_id
+        if self._hand_over is None:
+            self.fail(request_id, "this prefill worker has no decode worker to hand over to")
+            return
+        try:
+            self._hand_over(handoff)
+        except (BrokenHandoff, Overloaded, InvalidRequest) as error:
+            self.fail(request_id, f"the decode worker refused the hand-off: {error}")
+
+
+def _resolve(function: Callable[[], Any], done: "Future[Any]") -> None:
+    try:
+        done.set_result(function())
+    except Exception as error:  # noqa: BLE001 - the caller's thread raises it
+        done.set_exception(error)
+
+
+def _tokens(output: TokenOutput, now: int) -> Tokens:
+    stages = output.stages
+    return Tokens(
+        output.request_id, output.index, output.token_ids, output.finish_reason,
+        stages.arrived_ns, stages.scheduled_ns, stages.prefilled_ns, stages.adopted_ns, now, output.num_cached,
+    )  # fmt: skip

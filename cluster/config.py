@@ -1,0 +1,121 @@
+"""The one configuration tree: YAML in, resolved YAML stored with every run.
+
+The only module that reads the environment: DOCKYARD_HOME names the state folder.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.config import GatewayConfig
+from protocol.errors import InvalidInput
+
+
+class WorkersConfig(BaseModel):
+    """The engines of a deployment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    disaggregated: bool = True  # one prefill and one decode worker; false: one worker does both
+    threads: int = Field(default=0, ge=0)  # a worker; 0 takes what the placement gives
+    kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)  # a worker
+    max_sequences: int = Field(default=16, ge=1)  # in one decode step
+    token_budget: int = Field(default=256, ge=1)  # rows a step
+    operations: Literal["auto", "c", "torch"] = "auto"
+
+
+class RayConfig(BaseModel):
+    """The local Ray cluster."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    object_store_bytes: int = Field(default=512 << 20, ge=80 << 20)  # carries hand-offs: 46 KB a token
+    start_timeout_s: float = Field(default=180.0, gt=0)  # for a worker to load its model
+
+
+class SandboxConfig(BaseModel):
+    """Defaults of the sandboxes that evaluations and teams use."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    substrate: Literal["function", "container"] = "function"
+    memory_mb: int = Field(default=512, ge=16)
+    pids: int = Field(default=64, ge=4)
+    disk_mb: int = Field(default=256, ge=1)
+    parallel: int = Field(default=2, ge=1)  # gradings at once: they use the model's cores
+
+
+class DockyardConfig(BaseModel):
+    """Everything that a run depends on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = "smollm2"
+    state_dir: Path = Path()  # empty: DOCKYARD_HOME, else ~/.local/state/dockyard
+    gateway: GatewayConfig = GatewayConfig()
+    workers: WorkersConfig = WorkersConfig()
+    ray: RayConfig = RayConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+
+    def resolved_yaml(self) -> str:
+        """The whole tree with every default filled in."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def load_config(path: Path | None = None, **overrides: Any) -> DockyardConfig:
+    """Read the file, apply overrides (None is no override, `gateway__port` sets a nested field), resolve.
+
+    Raises InvalidInput that names the field and the value.
+    """
+    values = _read(path) if path else {}
+    for name, value in overrides.items():
+        if value is not None:
+            *parents, leaf = name.split("__")
+            target = values
+            for parent in parents:
+                target = target.setdefault(parent, {})
+            target[leaf] = value
+    if not values.get("state_dir"):
+        values["state_dir"] = str(_default_state_dir())
+    try:
+        return DockyardConfig.model_validate(values)
+    except ValidationError as error:
+        raise InvalidInput(_first(error, path), hint="see: dockyard serve --help") from error
+
+
+def child_environment(**additions: str) -> dict[str, str]:
+    """This process's environment for a child, with additions."""
+    return {**os.environ, **additions}
+
+
+def export_to_children(**values: str) -> None:
+    """Set variables that the processes started from here on inherit: Ray reads its own ones from there."""
+    os.environ.update(values)
+
+
+def _default_state_dir() -> Path:
+    if home := os.environ.get("DOCKYARD_HOME"):
+        return Path(home)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "dockyard"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InvalidInput(f"config {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise InvalidInput(f"config {path} is not YAML: {error}") from error
+    if values is not None and not isinstance(values, dict):
+        raise InvalidInput(f"config {path}: expected a mapping at the top, found {type(values).__name__}")
+    return values or {}
+
+
+def _first(error: ValidationError, path: Path | None) -> str:
+    detail = error.errors()[0]
+    field = ".".join(str(part) for part in detail["loc"])
+    return f"config {path or 'flags'}: {field} is {detail['input']!r}: {detail['msg']}"

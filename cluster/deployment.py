@@ -1,0 +1,135 @@
+"""A model on its workers on a local Ray cluster: brought up in order, taken down in reverse."""
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from actors import ray_api
+from actors.engine_actor import EngineHandle, PendingEngine, launch_engine
+from cluster.config import DockyardConfig, export_to_children
+from cluster.plan import Plan, plan_workers
+from cluster.state import MARK, DeploymentRecord, StateFolder, end_processes, marked_processes, started_at
+from engine.chat.template import ChatTemplate
+from engine.chat.tokenizer import tokenizer_from_gguf
+from engine.gguf_file import GgufFile, open_gguf
+from engine.model_path import model_path
+from gateway.service import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Running workers. `entry` takes requests; with one worker it is also where they end."""
+
+    id: str
+    model: ServedModel
+    workers: tuple[EngineHandle, ...]
+    placement: tuple[str, ...]  # why the workers stand where they stand, a line each
+    scratch: Path
+
+    @property
+    def entry(self) -> EngineHandle:
+        return self.workers[0]
+
+    def describe(self) -> dict[str, Any]:
+        """Workers with their counters, for `dockyard status`. Blocks for a Ray call a worker."""
+        workers = [
+            {"role": w.name, "pid": w.pid, "kind": "ray actor", **w.statistics()} for w in self.workers
+        ]
+        return {"id": self.id, "model": self.model.name, "workers": workers, "placement": list(self.placement)}
+
+
+@contextmanager
+def deployed(config: DockyardConfig, state: StateFolder) -> Iterator[Deployment]:
+    """Bring a deployment up; whatever happens inside or on the way, nothing of it stays.
+
+    Blocks for some seconds at both ends. Raises UnknownModel, BrokenModelFile, ResourceShortage.
+    """
+    path = model_path(config.model)  # before anything is started
+    file = open_gguf(path)
+    plan = plan_workers(config, file)
+    deployment_id = f"dy-{secrets.token_hex(4)}"
+    with ExitStack() as stack:
+        scratch = Path(tempfile.mkdtemp(prefix="dockyard-", dir=_short_folder()))
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        pid = psutil.Process().pid
+        state.write(
+            DeploymentRecord(
+                id=deployment_id, pid=pid, started_at=started_at(pid), scratch=str(scratch), model=config.model
+            )
+        )
+        stack.callback(state.forget, deployment_id)
+        _start_ray(config, scratch, deployment_id)
+        stack.callback(lambda: end_processes(list(marked_processes(deployment_id))))
+        stack.callback(ray_api.stop)
+        pending = _launch(plan, scratch)
+        workers = tuple(stack.enter_context(_running(p, config.ray.start_timeout_s)) for p in pending)
+        limits = workers[0].limits()
+        served = served_model(config.model, file, int(limits["max_positions"]))
+        yield Deployment(deployment_id, served, workers, plan.reasons, scratch)
+
+
+def served_model(name: str, file: GgufFile, max_positions: int) -> ServedModel:
+    """The text side of a model."""
+    tokens = file.require("tokenizer.ggml.tokens")
+    special = {
+        "bos_token": tokens[int(file.metadata.get("tokenizer.ggml.bos_token_id", 0))],
+        "eos_token": tokens[int(file.require("tokenizer.ggml.eos_token_id"))],
+    }
+    template = ChatTemplate(file.require("tokenizer.chat_template"), special)
+    return ServedModel(name, tokenizer_from_gguf(file), template, max_positions)
+
+
+def _start_ray(config: DockyardConfig, scratch: Path, deployment_id: str) -> None:
+    """A cluster of our own: its session under `scratch`, usage statistics off, its token never outside."""
+    token = scratch / "ray-token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    export_to_children(
+        **{MARK: deployment_id},
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN_PATH=str(token),
+        # Threads that wait for work sleep: with two workers on few cores, spinning would cost the other a core.
+        OMP_WAIT_POLICY="PASSIVE",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # leave the accelerators' variables as they are
+    )
+    ray_api.start(
+        num_cpus=psutil.cpu_count() or 1,
+        object_store_bytes=config.ray.object_store_bytes,
+        temp_dir=scratch / "ray",
+        namespace=deployment_id,
+    )
+
+
+def _launch(plan: Plan, scratch: Path) -> list[PendingEngine]:
+    """Start all workers at once; the first hands over to the last."""
+    *entries, last = plan.workers
+    decode = launch_engine(last.engine, scratch / f"{last.name}.sock", name=last.name, cpus=last.cpus)
+    return [
+        *(
+            launch_engine(w.engine, scratch / f"{w.name}.sock", name=w.name, cpus=w.cpus, decode=decode.actor)
+            for w in entries
+        ),
+        decode,
+    ]
+
+
+@contextmanager
+def _running(pending: PendingEngine, timeout_s: float) -> Iterator[EngineHandle]:
+    handle = pending.wait(timeout_s)
+    try:
+        yield handle
+    finally:
+        handle.stop()
+
+
+def _short_folder() -> str | None:
+    """A Unix socket's path holds 107 bytes, and Ray puts 60 of its own below its session folder."""
+    return "/tmp" if Path("/tmp").is_dir() else None

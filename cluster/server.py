@@ -1,0 +1,117 @@
+"""A deployment with its gateway in one process: what `dockyard serve` runs."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from actors.token_client import TokenClient
+from cluster.config import DockyardConfig
+from cluster.deployment import Deployment, deployed
+from cluster.state import DeploymentRecord, StateFolder, started_at
+from gateway.app import create_app
+from gateway.service import ChatService
+from protocol.errors import ResourceShortage
+
+
+class Stopped(BaseException):
+    """A signal asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+Ready = Callable[[str, Deployment], None]
+
+
+def serve(config: DockyardConfig, on_ready: Ready) -> None:
+    """Serve until SIGTERM or SIGINT, which let running requests end within `gateway.drain_s`.
+
+    Blocks. Everything that was started has ended when it returns or raises. Raises Stopped on a signal,
+    ResourceShortage where the port is taken, and what `deployed` raises.
+    """
+    state = StateFolder(config.state_dir)
+    with _signals_raise(), _listening(config) as listener, deployed(config, state) as deployment:
+        host, port = listener.getsockname()[:2]
+        url = f"http://{host}:{port}"
+        _record_ready(state, deployment, url)
+        asyncio.run(_gateway(config, deployment, listener, lambda: on_ready(url, deployment)))
+
+
+async def _gateway(
+    config: DockyardConfig, deployment: Deployment, listener: socket.socket, on_ready: Callable[[], None]
+) -> None:
+    async def status() -> dict[str, Any]:
+        return await asyncio.to_thread(deployment.describe)
+
+    others = [worker.socket_path for worker in deployment.workers[1:]]
+    async with TokenClient(deployment.entry.socket_path, others) as client:
+        app = create_app(ChatService(deployment.model, client, config.gateway), status)
+        settings = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off",
+            timeout_graceful_shutdown=int(config.gateway.drain_s) or None,
+        )  # fmt: skip
+        server = _Server(settings, on_ready)
+        await server.serve(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Tells when the gateway accepts requests."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
+
+
+@contextmanager
+def _listening(config: DockyardConfig) -> Iterator[socket.socket]:
+    """The port, taken before anything heavy starts."""
+    host, port = config.gateway.host, config.gateway.port
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise ResourceShortage(
+                f"gateway port {port} on {host}: {error.strerror}", hint="choose another with --port, or 0 for a free one"
+            ) from error
+        listener.listen(128)
+        yield listener
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGINT become `Stopped` here; while the gateway runs, uvicorn drains first."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, stop) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _record_ready(state: StateFolder, deployment: Deployment, url: str) -> None:
+    import os
+
+    state.write(
+        DeploymentRecord(
+            id=deployment.id, pid=os.getpid(), started_at=started_at(os.getpid()), scratch=str(deployment.scratch),
+            model=deployment.model.name, ready=True, url=url,
+        )
+    )  # fmt: skip

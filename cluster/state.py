@@ -1,0 +1,161 @@
+"""The state folder: where runs, caches and the records of what is running lie.
+
+A deployment writes its record before it starts anything, and every process that it starts carries its id in
+the environment. So whatever a crash leaves behind can be found, and nothing else is ever touched.
+"""
+
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+MARK = "DOCKYARD_DEPLOYMENT"
+_GRACE_S = 5.0
+
+
+class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`ready` and the fields after it are filled in once it serves."""
+
+    id: str
+    pid: int
+    started_at: float  # of the process, so that a reused pid is not taken for it
+    scratch: str  # sockets and Ray's session: short, since a socket's path is bounded
+    model: str
+    ready: bool = False
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StateFolder:
+    """Paths below one root; made on first use."""
+
+    root: Path
+
+    @property
+    def cache(self) -> Path:
+        return self._made("cache")
+
+    @property
+    def runs(self) -> Path:
+        return self._made("runs")
+
+    @property
+    def sandboxes(self) -> Path:
+        return self._made("sandbox")
+
+    @property
+    def toolkit(self) -> Path:
+        return self.root / "toolkit"
+
+    @property
+    def store(self) -> Path:
+        return self._made("store") / "dockyard.sqlite"
+
+    @property
+    def deployments(self) -> Path:
+        return self._made("deployments")
+
+    def write(self, record: DeploymentRecord) -> None:
+        path = self.deployments / f"{record.id}.json"
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(msgspec.json.encode(record))
+        partial.replace(path)
+
+    def forget(self, deployment_id: str) -> None:
+        (self.deployments / f"{deployment_id}.json").unlink(missing_ok=True)
+
+    def records(self) -> list[DeploymentRecord]:
+        """All records, of living and of dead deployments."""
+        found: list[DeploymentRecord] = []
+        for path in sorted(self.deployments.glob("*.json")):
+            try:
+                found.append(msgspec.json.decode(path.read_bytes(), type=DeploymentRecord))
+            except (msgspec.DecodeError, FileNotFoundError):
+                continue  # another process is removing it
+        return found
+
+    def _made(self, name: str) -> Path:
+        path = self.root / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def is_alive(record: DeploymentRecord) -> bool:
+    """Whether the process that wrote the record still runs."""
+    return _same(record.pid, record.started_at) is not None
+
+
+def started_at(pid: int) -> float:
+    return psutil.Process(pid).create_time()
+
+
+def end_deployment(state: StateFolder, record: DeploymentRecord, drain_s: float) -> list[str]:
+    """End a deployment and whatever it left; returns a line for each thing ended.
+
+    Blocks for at most `drain_s` plus some seconds. Safe to repeat.
+    """
+    ended: list[str] = []
+    server = _same(record.pid, record.started_at)
+    if server is not None and server.pid != psutil.Process().pid:
+        ended.append(f"deployment {record.id} (pid {record.pid})")
+        server.send_signal(signal.SIGTERM)
+        _wait([server], drain_s + _GRACE_S)
+    leftovers = list(marked_processes(record.id))
+    ended += [f"process {process.pid} ({_name(process)}) of {record.id}" for process in leftovers]
+    end_processes(leftovers)
+    if Path(record.scratch).exists():
+        shutil.rmtree(record.scratch, ignore_errors=True)
+        if server is None:
+            ended.append(f"folder {record.scratch}")
+    state.forget(record.id)
+    return ended
+
+
+def marked_processes(deployment_id: str) -> Iterator[psutil.Process]:
+    """Processes that carry the deployment's id in their environment."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == deployment_id and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+            continue
+
+
+def end_processes(processes: list[psutil.Process]) -> None:
+    """SIGTERM, then SIGKILL for those that stay. Blocks for some seconds at most."""
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    for process in _wait(processes, _GRACE_S):
+        _signal(process, signal.SIGKILL)
+    _wait(processes, _GRACE_S)
+
+
+def _wait(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    return psutil.wait_procs(processes, timeout=timeout_s)[1]
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
+
+
+def _same(pid: int, started: float) -> psutil.Process | None:
+    try:
+        process = psutil.Process(pid)
+        alive = process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE
+        return process if alive else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return "gone"

@@ -1,0 +1,142 @@
+"""The HTTP surface: routes, and errors in the OpenAI API's shape."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+
+from actors.token_client import RequestFailed
+from engine.errors import InvalidRequest
+from gateway import chat_reply
+from gateway.chat_reply import ChoiceResult, ReplyHead
+from gateway.chat_request import ChatRequest, parse_chat, prepare_chat
+from gateway.metrics import GatewayMetrics
+from gateway.service import ChatService
+from protocol.ids import new_id
+
+_STATUS = {"invalid": 400, "overloaded": 429, "lost": 503, "internal": 500}
+_TYPES = {"invalid": "invalid_request_error", "overloaded": "rate_limit_exceeded"}
+
+Status = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
+
+
+def create_app(service: ChatService, status: Status) -> FastAPI:
+    """The application. `status` gives what `/dockyard/status` shows: workers, placement, statistics."""
+    app = FastAPI(title="Dockyard", docs_url=None, redoc_url=None)
+    metrics = GatewayMetrics(service.model.name)
+
+    async def chat_completions(request: Request) -> Response:
+        try:
+            body = await _body(request, service.config.max_body_bytes)
+            chat = prepare_chat(
+                parse_chat(body), service.model.template, service.model.tokenizer, service.model.max_positions, service.config
+            )
+        except InvalidRequest as error:
+            return _error("invalid", str(error), error.parameter)
+        head = ReplyHead(new_id("req").replace("req-", "chatcmpl-"), int(time.time()), service.model.name)
+        if chat.stream:
+            events = _stream(service, metrics, chat, head)
+            return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        try:
+            results = await _unless_gone(request, service.complete(chat))
+        except RequestFailed as error:
+            metrics.failed(error.failure.code)
+            return _error(error.failure.code, error.message, error.failure.parameter)
+        if results is None:
+            return Response(status_code=499)
+        for result in results:
+            metrics.finished(len(chat.prompt_ids), result)
+        return Response(chat_reply.whole(head, len(chat.prompt_ids), results), media_type="application/json")
+
+    async def models() -> dict[str, Any]:
+        entry = {
+            "id": service.model.name, "object": "model", "created": 0, "owned_by": "dockyard",
+            "max_model_len": service.model.max_positions,
+        }  # fmt: skip
+        return {"object": "list", "data": [entry]}
+
+    async def health() -> Response:
+        """Ready means that every worker's connection is up."""
+        if service.client.lost:
+            return _error("lost", service.client.lost)
+        return Response(status_code=200)
+
+    async def metrics_page() -> Response:
+        return Response(metrics.render(service.client.num_running), media_type="text/plain; version=0.0.4")
+
+    app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"])
+    app.add_api_route("/v1/models", models, methods=["GET"])
+    app.add_api_route("/health", health, methods=["GET"])
+    app.add_api_route("/metrics", metrics_page, methods=["GET"])
+    app.add_api_route("/dockyard/status", status, methods=["GET"])
+    return app
+
+
+async def _stream(service: ChatService, metrics: GatewayMetrics, chat: ChatRequest, head: ReplyHead) -> AsyncIterator[bytes]:
+    """Server-sent events. An error ends the stream without a finish reason and without `[DONE]`."""
+    results: list[ChoiceResult] = []
+    for index in range(len(chat.choices)):
+        yield chat_reply.chunk(head, index, {"role": "assistant", "content": ""})
+    try:
+        async with aclosing(service.deltas(chat)) as deltas:
+            async for delta in deltas:
+                if delta.text:
+                    yield chat_reply.chunk(head, delta.index, {"content": delta.text})
+                if delta.result is not None:
+                    results.append(delta.result)
+                    metrics.finished(len(chat.prompt_ids), delta.result)
+                    yield chat_reply.chunk(head, delta.index, {}, delta.result.finish_reason)
+    except RequestFailed as error:
+        metrics.failed(error.failure.code)
+        yield chat_reply.failure_chunk(_error_object(error.failure.code, error.message, error.failure.parameter))
+        return
+    if chat.include_usage:
+        yield chat_reply.usage_chunk(head, len(chat.prompt_ids), results)
+    yield chat_reply.DONE
+
+
+async def _unless_gone(
+    request: Request, work: Coroutine[Any, Any, list[ChoiceResult]]
+) -> list[ChoiceResult] | None:
+    """The result, or None after the client has hung up: then the work is cancelled, which aborts it."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_wait_until_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        for pending in (task, gone):
+            pending.cancel()
+            with suppress(asyncio.CancelledError, RequestFailed):
+                await pending
+
+
+async def _wait_until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise InvalidRequest(f"the body exceeds {limit} bytes", parameter="body")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _error(code: str, message: str, parameter: str = "") -> Response:
+    headers = {"retry-after": "1"} if code == "overloaded" else None
+    content = msgspec.json.encode({"error": _error_object(code, message, parameter)})
+    return Response(content, _STATUS[code], headers, media_type="application/json")
+
+
+def _error_object(code: str, message: str, parameter: str) -> dict[str, Any]:
+    return {"message": message, "type": _TYPES.get(code, "server_error"), "param": parameter or None, "code": code}

@@ -1,0 +1,110 @@
+"""Chat completion replies: the JSON of a whole one, and the server-sent events of a stream.
+
+`dockyard.timeline` in the reply says where the request's time went; it is what puts the model's intervals
+into a team's event log.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from protocol.wire import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceResult:
+    """One finished choice."""
+
+    index: int
+    text: str
+    finish_reason: str
+    num_tokens: int
+    last: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """What every reply and chunk of one request repeats."""
+
+    id: str
+    created: int
+    model: str
+
+
+def whole(head: ReplyHead, num_prompt: int, results: Sequence[ChoiceResult]) -> bytes:
+    choices = [
+        {
+            "index": result.index,
+            "message": {"role": "assistant", "content": result.text},
+            "finish_reason": result.finish_reason,
+            "logprobs": None,
+        }
+        for result in results
+    ]
+    return msgspec.json.encode(
+        {
+            "id": head.id,
+            "object": "chat.completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": choices,
+            "usage": usage(num_prompt, results),
+            "dockyard": extension(head, results),
+        }
+    )
+
+
+def chunk(head: ReplyHead, index: int, delta: dict[str, str], finish_reason: str | None = None) -> bytes:
+    """One event of a stream."""
+    choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+    return _event(head, {"choices": [choice]})
+
+
+def usage_chunk(head: ReplyHead, num_prompt: int, results: Sequence[ChoiceResult]) -> bytes:
+    """The last event before `[DONE]` where the client asked for usage."""
+    counts = {"choices": list[Any](), "usage": usage(num_prompt, results)}
+    return _event(head, {**counts, "dockyard": extension(head, results)})
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def failure_chunk(error: dict[str, Any]) -> bytes:
+    """An error in the middle of a stream; the stream ends after it, without a normal finish."""
+    return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
+
+
+def usage(num_prompt: int, results: Sequence[ChoiceResult]) -> dict[str, Any]:
+    completion = sum(result.num_tokens for result in results)
+    cached = max((result.last.num_cached for result in results), default=0)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": completion,
+        "total_tokens": num_prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def extension(head: ReplyHead, results: Sequence[ChoiceResult]) -> dict[str, Any]:
+    """The timeline of the choice that ended last."""
+    slowest = max(results, key=lambda result: result.last.produced_ns)
+    return {"request_id": head.id, "timeline": timeline(slowest.last)}
+
+
+def timeline(last: Tokens) -> list[dict[str, Any]]:
+    """Consecutive stages of a request, in order; empty ones are left out."""
+    adopted = last.adopted_ns or last.prefilled_ns
+    bounds = [
+        ("model.queue", last.arrived_ns, last.scheduled_ns),
+        ("model.prefill", last.scheduled_ns, last.prefilled_ns),
+        ("model.transfer", last.prefilled_ns, adopted),
+        ("model.decode", adopted, last.produced_ns),
+    ]
+    return [{"kind": kind, "start_ns": start, "end_ns": end} for kind, start, end in bounds if end > start]
+
+
+def _event(head: ReplyHead, body: dict[str, Any]) -> bytes:
+    common = {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
+    return b"data: " + msgspec.json.encode({**common, **body}) + b"\n\n"

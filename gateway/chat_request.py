@@ -1,0 +1,152 @@
+"""A chat completion request: parsed once, checked, unknown keys ignored (clients send many).
+
+Source: OpenAI API reference, chat completions. `dockyard` is our extension: forced text for replays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from engine.chat.template import ChatTemplate
+from engine.chat.tokenizer import ChatTokenizer
+from engine.errors import InvalidRequest
+from gateway.config import GatewayConfig
+from protocol.sampling import SamplingParams
+
+
+class TextPart(msgspec.Struct):
+    type: str
+    text: str = ""
+
+
+class ChatMessage(msgspec.Struct):
+    role: str
+    content: str | list[TextPart] | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class Extension(msgspec.Struct):
+    """Ours. `forced_text`: run these tokens through the engine instead of choosing any."""
+
+    forced_text: str | None = None
+
+
+class ChatBody(msgspec.Struct):
+    messages: list[ChatMessage]
+    model: str = ""
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    priority: int | None = None
+    dockyard: Extension | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What is left after parsing: prompt ids and one set of sampling parameters a choice."""
+
+    prompt_ids: tuple[int, ...]
+    choices: tuple[SamplingParams, ...]
+    stream: bool
+    include_usage: bool
+    priority: int
+
+
+def parse_chat(body: bytes) -> ChatBody:
+    """Raises InvalidRequest that names the field."""
+    try:
+        return msgspec.json.decode(body, type=ChatBody)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error), parameter=_field_of(str(error))) from error
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}", parameter="body") from error
+
+
+def prepare_chat(
+    body: ChatBody, template: ChatTemplate, tokenizer: ChatTokenizer, max_positions: int, config: GatewayConfig
+) -> ChatRequest:
+    """Render, tokenise and check against the model's limits. Raises InvalidRequest."""
+    prompt = tokenizer.encode(template.render([_message(m) for m in _nonempty(body.messages)]))
+    forced = _forced_ids(body, tokenizer)
+    room = max_positions - len(prompt)
+    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    needed = len(forced) or (1 if asked is None else asked)
+    if room < needed:
+        raise InvalidRequest(
+            f"this model has {max_positions} positions; the prompt takes {len(prompt)} and the output {needed}",
+            parameter="messages", hint="shorten the messages or lower max_tokens",
+        )  # fmt: skip
+    sampling = SamplingParams(
+        max_tokens=_at_least("max_tokens", min(config.default_max_tokens, room) if asked is None else asked, 1),
+        temperature=_within("temperature", 1.0 if body.temperature is None else body.temperature, 0.0, 2.0),
+        top_p=_within("top_p", 1.0 if body.top_p is None else body.top_p, 1e-6, 1.0),
+        top_k=_at_least("top_k", max(body.top_k or 0, 0), 0),
+        seed=body.seed or 0,
+        stop=_stops(body.stop),
+        forced_ids=forced,
+    )
+    count = _within("n", 1 if body.n is None else body.n, 1, config.max_choices)
+    choices = tuple(replace(sampling, seed=sampling.seed + index) for index in range(int(count)))
+    options = body.stream_options or StreamOptions()
+    return ChatRequest(tuple(prompt), choices, bool(body.stream), options.include_usage, body.priority or 0)
+
+
+def _nonempty(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+    if not messages:
+        raise InvalidRequest("messages is empty", parameter="messages")
+    return messages
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    content = message.content
+    if isinstance(content, list):
+        if foreign := next((part.type for part in content if part.type != "text"), None):
+            raise InvalidRequest(f"content part {foreign!r}: this model reads text only", parameter="messages")
+        content = "".join(part.text for part in content)
+    return {"role": message.role, "content": content or ""}
+
+
+def _forced_ids(body: ChatBody, tokenizer: ChatTokenizer) -> tuple[int, ...]:
+    if body.dockyard is None or body.dockyard.forced_text is None:
+        return ()
+    ids = tokenizer.encode(body.dockyard.forced_text)
+    if not ids:
+        raise InvalidRequest("forced_text is empty", parameter="dockyard.forced_text")
+    return tuple(ids)
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > 16:
+        raise InvalidRequest(f"stop has {len(stops)} strings; at most 16", parameter="stop")
+    return stops
+
+
+def _within(name: str, value: float, low: float, high: float) -> float:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}; it must be between {low:g} and {high:g}", parameter=name)
+    return value
+
+
+def _at_least(name: str, value: int, low: int) -> int:
+    if value < low:
+        raise InvalidRequest(f"{name} is {value}; it must be at least {low}", parameter=name)
+    return value
+
+
+def _field_of(message: str) -> str:
+    """msgspec ends its messages with the path: `… - at `$.messages[0].role``."""
+    _, _, path = message.partition("`$.")
+    return path.strip("`") or "body"

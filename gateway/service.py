@@ -1,0 +1,90 @@
+"""What a gateway serves, apart from HTTP: a model behind its workers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from actors.token_client import TokenClient
+from engine.chat.template import ChatTemplate
+from engine.chat.text_stream import TextStream
+from engine.chat.tokenizer import ChatTokenizer
+from gateway.chat_reply import ChoiceResult
+from gateway.chat_request import ChatRequest
+from gateway.config import GatewayConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The text side of a model; its tokens come from the workers."""
+
+    name: str
+    tokenizer: ChatTokenizer
+    template: ChatTemplate
+    max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of a choice; the last one of a choice carries its result."""
+
+    index: int
+    text: str
+    result: ChoiceResult | None = None
+
+
+class ChatService:
+    """Turns requests into text. Cancelling or closing an iterator aborts its choices on the workers."""
+
+    def __init__(self, model: ServedModel, client: TokenClient, config: GatewayConfig) -> None:
+        self.model, self.client, self.config = model, client, config
+
+    async def deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
+        """Text of all choices as it comes, in any order between choices. Raises RequestFailed."""
+        merged: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._feed(request, i, merged)) for i in range(len(request.choices))]
+        open_choices = len(tasks)
+        try:
+            while open_choices:
+                item = await merged.get()
+                if isinstance(item, BaseException):
+                    raise item
+                open_choices -= item.result is not None
+                yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def complete(self, request: ChatRequest) -> list[ChoiceResult]:
+        """All choices, finished. Raises RequestFailed."""
+        results: list[ChoiceResult] = []
+        async with aclosing(self.deltas(request)) as deltas:
+            async for delta in deltas:
+                if delta.result is not None:
+                    results.append(delta.result)
+        return sorted(results, key=lambda result: result.index)
+
+    async def _feed(self, request: ChatRequest, index: int, merged: "asyncio.Queue[Delta | BaseException]") -> None:
+        try:
+            async with aclosing(self._choice(request, index)) as deltas:
+                async for delta in deltas:
+                    merged.put_nowait(delta)
+        except Exception as error:  # noqa: BLE001 - raised again by the reader of the queue
+            merged.put_nowait(error)
+
+    async def _choice(self, request: ChatRequest, index: int) -> AsyncIterator[Delta]:
+        sampling = request.choices[index]
+        stream = TextStream(self.model.tokenizer, sampling.stop)
+        count = 0
+        async with aclosing(self.client.generate(request.prompt_ids, sampling, request.priority)) as tokens:
+            async for batch in tokens:
+                count += len(batch.token_ids)
+                text = stream.push(batch.token_ids, final=batch.finish_reason is not None)
+                reason = "stop" if stream.stopped else batch.finish_reason
+                if reason is None:
+                    if text:
+                        yield Delta(index, text)
+                    continue
+                yield Delta(index, text, ChoiceResult(index, stream.text, reason, count, batch))
+                return

@@ -1,0 +1,63 @@
+"""What a gateway and an engine say to each other over their socket: msgpack frames, batched per step.
+
+A frame is a 4-byte big-endian length and a msgpack body. Request ids start with the id of the gateway
+connection that asked (`<client>/<number>`), which is how any worker knows where the tokens go.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from protocol.sampling import SamplingParams
+
+MAX_FRAME_BYTES = 16 << 20
+FailureCode = Literal["invalid", "overloaded", "lost", "internal"]
+
+
+# ------------------------------------------------------------------ received by an engine
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First frame of a connection: the client's id."""
+
+    client: str
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int = 0
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    request_id: str
+
+
+ToEngine = Hello | Submit | Abort
+
+
+# ------------------------------------------------------------------ received by a gateway
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    """New tokens of one request; `index` counts those before. Times are CLOCK_MONOTONIC nanoseconds."""
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length", "abort"] | None
+    arrived_ns: int
+    scheduled_ns: int
+    prefilled_ns: int
+    adopted_ns: int
+    produced_ns: int
+    num_cached: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The request has ended in an error; nothing of it is left in the engine."""
+
+    request_id: str
+    code: FailureCode
+    message: str
+    parameter: str = ""
+
+
+FromEngine = Tokens | Failed
