@@ -54,7 +54,7 @@ def load_recording(path: Path) -> Recording:
 
 
 def save_recording(recording: Recording, path: Path) -> None:
-    """Writes a recording, one turn a line where it fits, so that a change of it can be read."""
+    """Writes a recording, a field a line, so that a change of it can be read."""
     text = json.dumps(recording.model_dump(exclude_defaults=True), indent=1, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
