@@ -15,8 +15,6 @@ SandboxError
 A command that ends badly is no error: `CommandResult.reason` says how it ended.
 """
 
-# ruff: noqa: N818 (names that SDK users know; the tree says that they are errors)
-
 from typing import Literal
 
 from protocol.errors import DockyardError, InvalidInput, MissingCapability, ResourceShortage

@@ -104,7 +104,7 @@ def _make_skeleton(skeleton: Path, init: Path) -> None:
     """Makes it beside its place and moves it there: no one ever sees half of it, and the first of two makers
     wins."""
     skeleton.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix="draft-", dir=skeleton.parent))
+    draft = Path(tempfile.mkdtemp(prefix=f"draft-{os.getpid()}-", dir=skeleton.parent))
     try:
         _fill_skeleton(draft, init)
         draft.rename(skeleton)

@@ -27,8 +27,10 @@ class Ownership:
     ) -> None:
         self.groups = cgroups.Groups(groups)
         self._journal = Journal(state_dir)
+        self._state = cgroups.state_key(state_dir)
+        self._roots = tuple(group.hierarchy.root for group in groups)
         roots = cgroups.mount_roots() if all_hierarchies else ()
-        by_runtime = {root / cgroups.TOP / cgroups.state_key(state_dir) / sandbox_id for root in roots}
+        by_runtime = {root / cgroups.TOP / self._state / sandbox_id for root in roots}
         self._by_runtime = sorted(by_runtime - set(self.groups.paths))
         self._record = Record(
             id=sandbox_id,
@@ -60,4 +62,6 @@ class Ownership:
         self.groups.remove()
         for path in self._by_runtime:
             cgroups.remove_group(path)
+            cgroups.remove_empty_parents([path.parents[2]], self._state)
         self._journal.remove(self._record.id)
+        cgroups.remove_empty_parents(self._roots, self._state)

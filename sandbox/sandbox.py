@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from protocol.clock import Clock, SystemClock
 from protocol.ids import new_id
 from sandbox import cgroups
 from sandbox.channel import Channel
 from sandbox.commands import Commands
-from sandbox.doctor import Capability, probe
 from sandbox.errors import InvalidArgument, SandboxError
 from sandbox.files import Files
 from sandbox.images import Image, prepare_image
@@ -25,6 +24,9 @@ from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
 from sandbox.policy import Policy
 from sandbox.substrates import find_substrate
 from sandbox.substrates.base import UIDS_A_SANDBOX, Blueprint
+
+if TYPE_CHECKING:
+    from sandbox.doctor import Capability
 
 # Uids that no distribution hands out to people or services, and that nspawn uses for the same purpose.
 _FIRST_UID, _LAST_UID = 0x00080000, 0x6FFF0000
@@ -114,8 +116,10 @@ class Sandbox:
     @staticmethod
     def capabilities(
         *, state_dir: Path | str | None = None, toolkit: Path | str | None = None
-    ) -> tuple[Capability, ...]:
+    ) -> "tuple[Capability, ...]":
         """What this host enforces, found by trying each; some hundred milliseconds."""
+        from sandbox.doctor import probe  # which tries things by making sandboxes
+
         return probe(
             state_dir=Path(state_dir) if state_dir is not None else None,
             toolkit=Path(toolkit) if toolkit is not None else None,

@@ -42,7 +42,7 @@ def build_toolkit(into: Path) -> bool:
     if is_current(into, stamp):
         return False
     into.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".toolkit-", dir=into.parent))
+    draft = Path(tempfile.mkdtemp(prefix=f".toolkit-{os.getpid()}-", dir=into.parent))
     try:
         _fill(draft, interpreter)
         (draft / _STAMP).write_text(stamp)
@@ -177,7 +177,7 @@ def _try_out(root: Path) -> None:
 def _swap_in(draft: Path, into: Path) -> None:
     """Sandboxes that run keep the old one: they have it mounted."""
     if into.exists():
-        old = Path(tempfile.mkdtemp(prefix=".toolkit-old-", dir=into.parent))
+        old = Path(tempfile.mkdtemp(prefix=f".toolkit-{os.getpid()}-old-", dir=into.parent))
         into.rename(old / "toolkit")
         draft.rename(into)
         shutil.rmtree(old)

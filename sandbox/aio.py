@@ -1,0 +1,185 @@
+"""The same sandbox for asyncio code.
+
+Creating and killing run in a thread each; a command does not occupy one while it runs. Every call may be
+cancelled, and then frees what it had started before the cancellation goes on: a create leaves no sandbox, a
+run leaves no process.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from sandbox.commands import RunningCommand
+from sandbox.files import Download
+from sandbox.results import CommandResult
+from sandbox.sandbox import Sandbox, SandboxInfo
+from sandbox.wire import Entry
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncSandbox:
+    """Made by `await AsyncSandbox.create(...)`, ended by `await sandbox.kill()` or `async with`."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        """Takes over the sandbox."""
+        self._sandbox = sandbox
+        self.commands = AsyncCommands(sandbox)
+        self.files = AsyncFiles(sandbox)
+
+    @classmethod
+    async def create(cls, *args: Any, **options: Any) -> "AsyncSandbox":
+        """Takes what `Sandbox.create` takes and raises what it raises. When cancelled, waits for the sandbox
+        that is on its way and kills it."""
+        pending = _in_thread(partial(Sandbox.create, *args, **options))
+        try:
+            return cls(await asyncio.shield(asyncio.wrap_future(pending)))
+        except asyncio.CancelledError:
+            await _uncancelled(partial(_kill_when_made, pending))
+            raise
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self._sandbox.id
+
+    @property
+    def info(self) -> SandboxInfo:
+        """Effective values."""
+        return self._sandbox.info
+
+    @property
+    def is_running(self) -> bool:
+        """False once it has ended, for whatever reason."""
+        return self._sandbox.is_running
+
+    async def kill(self) -> None:
+        """Ends the sandbox. Idempotent; completes even when cancelled."""
+        await _uncancelled(self._sandbox.kill)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.kill()
+
+
+class AsyncCommands:
+    """`sandbox.commands` for asyncio."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    async def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        cwd: str = "/workspace",
+        env: Mapping[str, str] | None = None,
+        output_bytes: int | None = None,
+        stdin: bytes | str = b"",
+    ) -> CommandResult:
+        """Like `Commands.run`. When cancelled, ends the command with all its processes first."""
+        command = self._sandbox.commands.start(
+            cmd, timeout_s=timeout_s, cwd=cwd, env=env, output_bytes=output_bytes, stdin=stdin
+        )
+        try:
+            return await asyncio.shield(asyncio.wrap_future(command.future))
+        except asyncio.CancelledError:
+            command.kill()
+            await _uncancelled(partial(_wait_for_end, command))
+            raise
+
+
+class AsyncFiles:
+    """`sandbox.files` for asyncio: each call runs in a thread, and goes on there when cancelled."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._files = sandbox.files
+
+    async def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """See `Files.read`."""
+        return await _threaded(self._files.read, path, max_bytes=max_bytes)
+
+    async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
+        """See `Files.write`."""
+        await _threaded(self._files.write, path, data, mode=mode)
+
+    async def list(self, path: str = "/workspace") -> tuple[Entry, ...]:
+        """See `Files.list`."""
+        return await _threaded(self._files.list, path)
+
+    async def exists(self, path: str) -> bool:
+        """See `Files.exists`."""
+        return await _threaded(self._files.exists, path)
+
+    async def make_dir(self, path: str) -> None:
+        """See `Files.make_dir`."""
+        await _threaded(self._files.make_dir, path)
+
+    async def remove(self, path: str) -> None:
+        """See `Files.remove`."""
+        await _threaded(self._files.remove, path)
+
+    async def upload_dir(self, host_dir: Path | str, path: str, *, max_bytes: int = 256 << 20) -> int:
+        """See `Files.upload_dir`."""
+        return await _threaded(self._files.upload_dir, host_dir, path, max_bytes=max_bytes)
+
+    async def download_dir(self, path: str, *, max_bytes: int = 64 << 20) -> Download:
+        """See `Files.download_dir`."""
+        return await _threaded(self._files.download_dir, path, max_bytes=max_bytes)
+
+
+def _in_thread(call: Callable[[], T]) -> "Future[T]":
+    """A thread of its own instead of the loop's pool: that has few threads, and a sandbox that is to be
+    killed must not wait for others that are being made."""
+    future: Future[T] = Future()
+    Thread(target=_settle, args=(future, call), name="dockyard-sandbox", daemon=True).start()
+    return future
+
+
+def _settle(future: "Future[T]", call: Callable[[], T]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # handed to whoever waits, the reader of the future
+        future.set_exception(error)
+
+
+async def _threaded(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    return await asyncio.shield(asyncio.wrap_future(_in_thread(partial(call, *args, **options))))
+
+
+async def _uncancelled(call: Callable[[], T]) -> T:
+    """Runs a clean-up to its end even when the task is cancelled (again) meanwhile; the cancellation
+    follows."""
+    work = asyncio.ensure_future(_threaded(call))
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return work.result()
+
+
+def _kill_when_made(pending: "Future[Sandbox]") -> None:
+    if pending.exception() is None:
+        pending.result().kill()
+
+
+def _wait_for_end(command: RunningCommand) -> None:
+    command.future.exception()

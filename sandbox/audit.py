@@ -1,0 +1,149 @@
+"""What is on the host because of sandboxes, and what of it no live owner holds.
+
+A sandbox ends with its owner: its init sees the control socket close. What may stay behind after a kill -9
+are cgroups, the journal entry and, for a moment or if the kernel is slow, processes. `sweep` removes all of
+it.
+"""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sandbox import cgroups
+from sandbox.journal import Journal, Record
+from sandbox.places import default_state_dir
+from sandbox.processes import ProcessKey, boot_id, command_lines, find_process
+
+LeftoverKind = Literal["process", "cgroup", "mount", "directory", "record"]
+_KILL_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """One thing without an owner. `name` is a pid, a path or a mount point; `sandbox_id` may be unknown."""
+
+    kind: LeftoverKind
+    name: str
+    sandbox_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The state of one state directory at one moment."""
+
+    live: tuple[str, ...]  # ids of sandboxes whose owner runs
+    leftovers: tuple[Leftover, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """True when everything that there is has an owner."""
+        return not self.leftovers
+
+
+def check_integrity(state_dir: Path | None = None) -> Audit:
+    """Looks at journal, processes, cgroups, mounts and directories; changes nothing. Milliseconds."""
+    state = state_dir or default_state_dir()
+    # Groups before records: a sandbox that is being made has its record first, then its groups.
+    groups = cgroups.list_groups(cgroups.mount_roots(), cgroups.state_key(state))
+    records = Journal(state).records()
+    dead = [record for record in records if not _has_owner(record)]
+    found = [*_processes(dead), *_groups(groups, records, dead), *_mounts(), *_directories(state)]
+    found += [Leftover("record", record.id, record.id) for record in dead]
+    found += [Leftover("record", str(path)) for path in Journal(state).strays()]
+    live = tuple(record.id for record in records if record not in dead)
+    return Audit(live, tuple(found))
+
+
+def leftovers(state_dir: Path | None = None) -> tuple[Leftover, ...]:
+    """What no live owner holds; nothing when all is well."""
+    return check_integrity(state_dir).leftovers
+
+
+def sweep(state_dir: Path | None = None) -> tuple[Leftover, ...]:
+    """Removes all leftovers and returns them; nothing the second time. Live sandboxes are not touched.
+
+    Blocks until it is done, seconds at most. CapacityError when the kernel holds on to a cgroup.
+    """
+    state = state_dir or default_state_dir()
+    found = leftovers(state)
+    by_kind: dict[LeftoverKind, list[Leftover]] = {}
+    for each in found:
+        by_kind.setdefault(each.kind, []).append(each)
+    _kill_all(int(each.name) for each in by_kind.get("process", ()))
+    for each in by_kind.get("cgroup", ()):
+        cgroups.remove_group(Path(each.name))
+    for each in by_kind.get("mount", ()):
+        subprocess.run(["umount", "--lazy", each.name], capture_output=True, check=False)
+    for each in by_kind.get("directory", ()):
+        shutil.rmtree(each.name, ignore_errors=True)
+    for each in by_kind.get("record", ()):
+        # Last, so that a sweep that is cut short leaves the record for the next.
+        Journal(state).remove(each.sandbox_id) if each.sandbox_id else Path(each.name).unlink(missing_ok=True)
+    cgroups.remove_empty_parents(cgroups.mount_roots(), cgroups.state_key(state))
+    return found
+
+
+def _has_owner(record: Record) -> bool:
+    return record.boot == boot_id() and record.owner.is_alive()
+
+
+def _processes(dead: Iterable[Record]) -> Iterator[Leftover]:
+    """Recorded ones, members of recorded groups, and whatever carries the id in its arguments: the last
+    finds a launcher whose owner died before it could write down the pid."""
+    ids = {record.id: record for record in dead if record.boot == boot_id()}
+    seen: set[int] = set()
+    for record in ids.values():
+        recorded = [key.pid for key in record.processes if key.is_alive()]
+        grouped = [pid for path in record.cgroups for pid in cgroups.members(Path(path))]
+        for pid in (*recorded, *grouped):
+            if pid not in seen and _runs(pid):
+                seen.add(pid)
+                yield Leftover("process", str(pid), record.id)
+    if not ids:
+        return
+    for pid, arguments in command_lines():
+        named = next((word.decode() for word in arguments if word.decode(errors="replace") in ids), None)
+        if named is not None and pid not in seen and pid != os.getpid() and _runs(pid):
+            yield Leftover("process", str(pid), named)
+
+
+def _groups(groups: Iterable[Path], records: Iterable[Record], dead: Iterable[Record]) -> Iterator[Leftover]:
+    known, ownerless = {record.id for record in records}, {record.id for record in dead}
+    for path in groups:
+        if (path.name in ownerless or path.name not in known) and path.exists():
+            yield Leftover("cgroup", str(path), path.name)
+
+
+def _mounts() -> Iterator[Leftover]:
+    """Mounts are made in the sandbox's own namespace, so there never is one here; this shows it."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        source, target, kind, *_ = line.split(" ")
+        if source == "dockyard" and kind in ("overlay", "tmpfs"):
+            yield Leftover("mount", target)
+
+
+def _directories(state: Path) -> Iterator[Leftover]:
+    """Drafts whose maker, whose pid is in the name, has gone."""
+    for path in (*state.glob("images/draft-*"), *state.glob(".toolkit-*")):
+        pid = path.name.split("-")[1]
+        if not pid.isdecimal() or find_process(int(pid)) is None:
+            yield Leftover("directory", str(path))
+
+
+def _runs(pid: int) -> bool:
+    key = find_process(pid)
+    return key is not None and key.is_alive()
+
+
+def _kill_all(pids: Iterable[int]) -> None:
+    keys = [key for pid in pids if (key := find_process(pid)) is not None]
+    give_up = time.monotonic() + _KILL_PATIENCE_S
+    alive: list[ProcessKey] = [key for key in keys if key.kill()]
+    while alive and time.monotonic() < give_up:
+        time.sleep(0.002)
+        alive = [key for key in alive if key.is_alive()]
