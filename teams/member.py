@@ -211,7 +211,8 @@ class Member:
             outcomes = tuple(outcome for other in others if (outcome := self._roster.outcome(other)))
             messages = tuple(self._mailbox.take(self.name))
             for outcome in outcomes:
-                if outcome.last_interval:
+                # What was cancelled was not waited for: its end follows from the canceller's own doing.
+                if outcome.last_interval and outcome.state != "cancelled":
                     self.recorder.caused_by("join", outcome.last_interval)
             for message in messages:
                 self.recorder.caused_by("message", message.source_interval)

@@ -8,6 +8,7 @@ killed before `Team.run` returns.
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -177,25 +178,21 @@ class Team:
     async def _work(
         self, crew: _Crew, name: str, program: Program, recorder: Recorder
     ) -> tuple[Ending, Diff]:
-        with recorder.interval("sandbox.create"):
-            sandbox = await self._sandboxes(f"{self.run_id}.{name}", self._workspace)
+        async with AsyncExitStack() as held:
+            model = self._models(name)
+            held.push_async_callback(_undisturbed, model.close)
+            with recorder.interval("sandbox.create"):
+                sandbox = await self._sandboxes(f"{self.run_id}.{name}", self._workspace)
             self._open[name] = sandbox
-        model = self._models(name)
-        try:
+            held.push_async_callback(_undisturbed, lambda: self._close(name, sandbox))
             member = self._member(crew, name, recorder, model, sandbox)
             crew.members[name] = member
             self._endings[name], diff = await _finish(member, await program(member))
             return self._endings[name], diff
-        finally:
-            # Shielded: a second cancellation must not leave a sandbox behind.
-            await asyncio.shield(self._close(name, model, sandbox))
 
-    async def _close(self, name: str, model: ModelClient, sandbox: AgentSandbox) -> None:
-        try:
-            await model.close()
-        finally:
-            await sandbox.kill()
-            del self._open[name]
+    async def _close(self, name: str, sandbox: AgentSandbox) -> None:
+        await sandbox.kill()
+        del self._open[name]
 
     def _member(
         self, crew: _Crew, name: str, recorder: Recorder, model: ModelClient, sandbox: AgentSandbox
@@ -265,3 +262,8 @@ async def _finish(member: Member, ending: Ending) -> tuple[Ending, Diff]:
         return ending, await member.diff()
     except WorkspaceError as error:  # the agent's doing, not the platform's: it has nothing to hand in
         return Ending("gave up", f"its changes were refused: {error}"), Diff()
+
+
+async def _undisturbed(free: Callable[[], Awaitable[None]]) -> None:
+    # Shielded: a second cancellation must not leave anything behind.
+    await asyncio.shield(asyncio.ensure_future(free()))

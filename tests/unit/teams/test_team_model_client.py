@@ -1,0 +1,77 @@
+import pytest
+from openai.types.chat import ChatCompletion
+
+from teams.model_client import ModelError, Phase, completion_of
+
+
+def reply(**extra):
+    return ChatCompletion.model_validate(
+        {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "m",
+            "choices": [
+                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hi"}}
+            ],
+            "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9},
+            **extra,
+        }
+    )
+
+
+def span(kind, start_ns, end_ns):
+    return {"kind": kind, "start_ns": start_ns, "end_ns": end_ns}
+
+
+def test_the_gateways_timeline_is_taken_in_time_order():
+    ledger = {
+        "request_id": "req-1",
+        "timeline": [
+            span("model.decode", 60, 90),
+            span("model.queue", 20, 30),
+            span("model.prefill", 30, 60),
+        ],
+        "something_new": 1,
+    }
+    completion = completion_of(reply(dockyard=ledger), 10, 100)
+    assert completion.timeline == (
+        Phase("model.queue", 20, 30, "gateway"),
+        Phase("model.prefill", 30, 60, "gateway"),
+        Phase("model.decode", 60, 90, "gateway"),
+    )
+    assert (completion.text, completion.prompt_tokens, completion.completion_tokens) == ("hi", 7, 2)
+    assert completion.request_id == "req-1"
+
+
+def test_a_foreign_endpoint_counts_as_decoding_measured_by_the_client():
+    completion = completion_of(reply(), 10, 100)
+    assert completion.timeline == (Phase("model.decode", 10, 100, "client"),)
+    assert completion.request_id == "chatcmpl-1"
+
+
+def test_another_hosts_clock_is_not_mixed_with_ours():
+    ledger = {"request_id": "req-1", "timeline": [span("model.decode", 10**15, 10**15 + 5)]}
+    assert completion_of(reply(dockyard=ledger), 10, 100).timeline == (
+        Phase("model.decode", 10, 100, "client"),
+    )
+
+
+def test_a_span_that_sticks_out_a_little_is_cut():
+    ledger = {"request_id": "req-1", "timeline": [span("model.decode", 8, 104)]}
+    (phase,) = completion_of(reply(dockyard=ledger), 10, 100).timeline
+    assert (phase.start_ns, phase.end_ns) == (10, 100)
+
+
+@pytest.mark.parametrize(
+    "ledger",
+    [{"timeline": [span("model.dream", 1, 2)]}, {"timeline": "soon"}, 7, {"timeline": [{"kind": 1}]}],
+)
+def test_a_ledger_that_does_not_fit_is_an_error(ledger):
+    with pytest.raises(ModelError, match="`dockyard` field"):
+        completion_of(reply(dockyard=ledger), 10, 100)
+
+
+def test_a_reply_without_a_choice_is_an_error():
+    with pytest.raises(ModelError, match="no choice"):
+        completion_of(reply(choices=[]), 10, 100)
