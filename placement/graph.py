@@ -1,0 +1,63 @@
+"""The one typed door to networkx: an undirected graph of named places with distances."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import networkx
+
+from protocol.errors import InvalidInput
+
+# networkx has no type stubs that a strict checker accepts; nothing untyped leaves this file.
+_nx: Any = networkx
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Two places and the distance between them; smaller is closer, and the unit is up to the maker."""
+
+    a: str
+    b: str
+    distance: float
+
+
+class Graph:
+    """Places and the links between them. Never changes once it is made; safe from any thread."""
+
+    def __init__(self, places: Iterable[str], links: Iterable[Link]) -> None:
+        self._graph: Any = _nx.Graph()
+        self._graph.add_nodes_from(places)
+        for link in links:
+            self._graph.add_edge(link.a, link.b, weight=link.distance)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Every place, in the order of making."""
+        return tuple(self._graph.nodes)
+
+    def neighbours(self, place: str) -> tuple[str, ...]:
+        """Places with a direct link to this one. InvalidInput where there is no such place."""
+        self._check(place)
+        return tuple(self._graph.neighbors(place))
+
+    def distance(self, a: str, b: str) -> float:
+        """Length of the shortest way; infinite where there is none. InvalidInput for an unknown place."""
+        self._check(a)
+        self._check(b)
+        try:
+            return float(_nx.shortest_path_length(self._graph, a, b, weight="weight"))
+        except networkx.NetworkXNoPath:
+            return float("inf")
+
+    def way(self, a: str, b: str) -> Sequence[str]:
+        """The places on the shortest way, both ends included; empty where there is none."""
+        self._check(a)
+        self._check(b)
+        try:
+            return tuple(_nx.shortest_path(self._graph, a, b, weight="weight"))
+        except networkx.NetworkXNoPath:
+            return ()
+
+    def _check(self, place: str) -> None:
+        if place not in self._graph:
+            raise InvalidInput(f"topology: no place {place!r}", hint=f"one of {', '.join(self.places)}")
