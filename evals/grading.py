@@ -1,8 +1,9 @@
 """The verdict on a program: its tests run in a sandbox that has seen nothing else.
 
-The hidden tests end by printing a token that is drawn for this one grading. A program that leaves early, with
-whatever exit code, has not printed it. Program and tests share one interpreter, as HumanEval defines them:
-a program written to search the interpreter's frames for the token could still forge a pass.
+The script prints two tokens that are drawn for this one grading: one before the program, so that a sandbox
+without an interpreter is not taken for a wrong program, and one after the last test. A program that leaves
+early, with whatever exit code, has not printed the second. Program and tests share one interpreter, as
+HumanEval defines them: a program written to search its frames for the token could still forge a pass.
 """
 
 import secrets
@@ -21,16 +22,17 @@ MAX_DETAIL_CHARS = 300
 _SCRIPT = """\
 import os, sys, types
 
-def grade(program, tests, subject, token):
+def grade(program, tests, subject, begin, end):
     os.unlink(__file__)
+    os.write(1, begin)
     module = sys.modules["program"] = types.ModuleType("program")
     exec(compile(program, "program.py", "exec"), module.__dict__)
     exec(compile(tests, "tests.py", "exec"), module.__dict__)
     module.check(getattr(module, subject))
     sys.stdout.flush()
-    os.write(1, token)
+    os.write(1, end)
 
-grade({program!r}, {tests!r}, {subject!r}, {token!r})
+grade({program!r}, {tests!r}, {subject!r}, {begin!r}, {end!r})
 """
 
 
@@ -81,20 +83,22 @@ def visible_tests(examples: Sequence[VisibleExample]) -> str:
 
 
 async def _grade(program: str, tests: str, subject: str, execute: Execute) -> Grade:
-    token = f"\n{secrets.token_hex(16)}\n"
-    script = _SCRIPT.format(program=program, tests=tests, subject=subject, token=token.encode())
+    begin, end = secrets.token_hex(16), secrets.token_hex(16)
+    script = _SCRIPT.format(
+        program=program, tests=tests, subject=subject, begin=f"{begin}\n".encode(), end=f"\n{end}\n".encode()
+    )
     try:
         execution = await execute({SCRIPT_NAME: script.encode()}, SCRIPT_NAME)
     except (InvalidInput, MissingCapability):
         raise  # no attempt can be graded on this host or with this configuration
     except DockyardError as error:
         return Grade("infrastructure", _short(str(error)))
-    return judge(execution, token.strip())
+    return judge(execution, begin=begin, end=end)
 
 
-def judge(execution: Execution, token: str) -> Grade:
-    """The verdict on what a grading script left. Pure."""
-    verdict, detail = _by_reason(execution) or _by_output(execution, token)
+def judge(execution: Execution, *, begin: str, end: str) -> Grade:
+    """The verdict on what a grading script left; it prints `begin` and, after the last test, `end`. Pure."""
+    verdict, detail = _by_reason(execution) or _by_output(execution, begin, end)
     return Grade(verdict, _short(detail), execution.duration_ms)
 
 
@@ -114,12 +118,14 @@ def _by_reason(execution: Execution) -> tuple[Verdict, str] | None:
             return "infrastructure", f"the sandbox ended: {other}"
 
 
-def _by_output(execution: Execution, token: str) -> tuple[Verdict, str]:
+def _by_output(execution: Execution, begin: str, end: str) -> tuple[Verdict, str]:
+    last_error = next((line for line in reversed(execution.stderr.splitlines()) if line.strip()), "")
+    if not execution.stdout.startswith(begin):
+        return "infrastructure", f"the grading script did not start: {last_error or execution.exit_code}"
     if execution.exit_code == 0:
-        if token in execution.stdout.splitlines():
+        if end in execution.stdout.splitlines():
             return "passed", ""
         return "failed", "the program ended before its tests did"
-    last_error = next((line for line in reversed(execution.stderr.splitlines()) if line.strip()), "")
     if last_error.startswith("MemoryError"):
         return "oom", "MemoryError"
     return "failed", last_error or f"exit code {execution.exit_code}"

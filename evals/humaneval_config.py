@@ -6,16 +6,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class SandboxSettings(BaseModel):
-    """The sandbox that one program is graded in."""
+    """The sandbox that one program is graded in. `memory_mb` None runs without a limit where the host can
+    enforce none; every other limit holds on every host."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    substrate: Literal["function", "container"] = "container"  # own namespaces and cgroup for each program
+    substrate: Literal["function", "container"] = "function"  # made for short lives; needs no OCI runtime
     image: str = "host"  # needs no download, and brings an interpreter
     timeout_s: float = Field(default=10.0, gt=0)  # seconds a program's tests may run; canonical ones need 1
-    memory_mb: int = Field(default=512, ge=32)  # MiB; canonical solutions stay under 50
-    pids: int = Field(default=32, ge=4)  # processes and threads: a program needs one
-    disk_mb: int = Field(default=64, ge=1)  # MiB that a program may write
+    memory_mb: int | None = Field(default=256, ge=16)  # MiB, files included; canonical ones stay under 50
+    pids: int = Field(default=32, ge=8)  # processes and threads; a program needs one
+    disk_mb: int = Field(default=16, ge=1)  # MiB that a program may write
+    output_kb: int = Field(default=1024, ge=1)  # KiB that a program may print
 
 
 class HumanEvalConfig(BaseModel):

@@ -99,12 +99,21 @@ def test_visible_examples_are_graded_alike(execute):
     ],
 )
 def test_reasons_of_the_sandbox(reason, verdict):
-    assert judge(Execution(None, "", "", reason, 5.0), "token").verdict == verdict
+    assert judge(Execution(None, "", "", reason, 5.0), begin="b", end="e").verdict == verdict
 
 
-def test_a_token_elsewhere_is_no_pass():
-    assert judge(Execution(0, "a token b", "", "exit", 1.0), "token").verdict == "failed"
-    assert judge(Execution(1, "\ntoken\n", "", "exit", 1.0), "token").verdict == "failed"
+@pytest.mark.parametrize(
+    ("exit_code", "stdout", "verdict"),
+    [
+        (0, "b\n\ne\n", "passed"),
+        (0, "b\na e\n", "failed"),  # the token within a line is the program's doing
+        (1, "b\n\ne\n", "failed"),
+        (0, "e\n", "infrastructure"),  # never began
+        (127, "", "infrastructure"),  # no interpreter
+    ],
+)
+def test_tokens_decide(exit_code, stdout, verdict):
+    assert judge(Execution(exit_code, stdout, "", "exit", 1.0), begin="b", end="e").verdict == verdict
 
 
 def test_a_failing_sandbox_is_not_the_models_fault():
