@@ -1,1 +1,1 @@
-
+"""The `dockyard` command."""

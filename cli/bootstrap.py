@@ -47,10 +47,7 @@ def main() -> int:
         ("system packages", lambda: system_packages(install=not options.no_system)),
         ("environment in .venv", environment),
         ("Python packages", lambda: python_packages(options.torch_index)),
-        ("CPU kernels", lambda: built("kernels.cpu.build", required=False)),
-        ("sandbox init", lambda: built("sandbox.native.build", required=False)),
-        ("sandbox toolkit", lambda: built("sandbox.toolkit", required=False)),
-        ("task sources", lambda: built("evals.bugs.setup", required=False)),
+        ("kernels, sandbox parts, task sources", assets),
     ]
     for number, (name, step) in enumerate(steps, 1):
         started = time.monotonic()
@@ -127,14 +124,9 @@ def install_torch(pip: list[str], index: str) -> None:
         print("      PyTorch came as a GPU build (several GB); DOCKYARD_TORCH_INDEX can name a CPU index")
 
 
-def built(module: str, *, required: bool) -> None:
-    """Run one of the project's own builders. Each skips what is there."""
-    done = subprocess.run([str(PYTHON), "-m", module], check=False, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode != 0:
-        reason = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["no output"]
-        if required:
-            raise SetupError(reason[0])
-        print(f"      {reason[0]}")
+def assets() -> None:
+    """The project's own builders. Each names what it could not make and what that costs."""
+    subprocess.run([str(PYTHON), "-m", "cli.assets"], check=False, cwd=ROOT)
 
 
 def run(command: list[str]) -> None:

@@ -14,7 +14,7 @@ import psutil
 from actors import ray_api
 from actors.engine_actor import EngineHandle, PendingEngine, launch_engine
 from cluster.config import DockyardConfig, export_to_children
-from cluster.plan import Plan, plan_workers
+from cluster.plan import Plan, plan_workers, this_machine
 from cluster.state import MARK, DeploymentRecord, StateFolder, end_processes, marked_processes, started_at
 from engine.chat.template import ChatTemplate
 from engine.chat.tokenizer import tokenizer_from_gguf
@@ -53,7 +53,7 @@ def deployed(config: DockyardConfig, state: StateFolder) -> Iterator[Deployment]
     """
     path = model_path(config.model)  # before anything is started
     file = open_gguf(path)
-    plan = plan_workers(config, file)
+    plan = plan_workers(config, file, this_machine())
     deployment_id = f"dy-{secrets.token_hex(4)}"
     with ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="dockyard-", dir=_short_folder()))

@@ -1,19 +1,25 @@
-"""Which workers a deployment needs and what each gets of this machine."""
+"""Which workers a deployment needs, and what each gets of this machine."""
 
+import os
 from dataclasses import dataclass
-
-import psutil
 
 from cluster.config import DockyardConfig
 from engine.config import EngineConfig, Role
 from engine.gguf_file import GgufFile
+from placement.probe import probe
+from placement.topology import Topology
+from placement.workers import WorkerDemand, WorkerPlacement, place_workers
+
+_PROCESS_BYTES = 700 << 20  # a worker's own memory without model and cache: Python, torch and Ray
+_RESERVE_BYTES = 512 << 20  # for Ray's daemons and the gateway
+_MAX_THREADS = 4  # more do not pay for a model that fits into a laptop
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
     name: str
     engine: EngineConfig
-    cpus: float
+    cpus: float  # what Ray books; cores may be shared, so it books a share
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,24 +27,39 @@ class Plan:
     """Workers in order: the one that takes requests first."""
 
     workers: tuple[WorkerPlan, ...]
-    max_positions: int
     reasons: tuple[str, ...]
 
 
-def plan_workers(config: DockyardConfig, file: GgufFile) -> Plan:
-    """Raises ResourceShortage where this machine has too little memory."""
+def this_machine() -> Topology:
+    """The topology that this process may use."""
+    return probe(frozenset(os.sched_getaffinity(0)))
+
+
+def plan_workers(config: DockyardConfig, file: GgufFile, topology: Topology) -> Plan:
+    """Place the workers. Raises ResourceShortage with what is needed and what there is."""
     roles: tuple[Role, ...] = ("prefill", "decode") if config.workers.disaggregated else ("both",)
-    threads = config.workers.threads or psutil.cpu_count() or 1
-    workers = tuple(
-        WorkerPlan(
-            role,
-            EngineConfig(
-                model=config.model, role=role, threads=threads, operations=config.workers.operations,
-                kv_cache_bytes=config.workers.kv_cache_bytes, max_sequences=config.workers.max_sequences,
-                token_budget=config.workers.token_budget,
-            ),
-            1.0,
-        )
+    cores = sum(len(domain.cores) for _, domain, _ in topology.domains())
+    memory = file.path.stat().st_size + config.workers.kv_cache_bytes + _PROCESS_BYTES
+    # A request is in one stage at a time, so on a small machine each worker gets all cores, shared.
+    demands = [
+        WorkerDemand(role, memory, min_threads=min(cores, _MAX_THREADS), near=tuple(r for r in roles if r != role))
         for role in roles
-    )  # fmt: skip
-    return Plan(workers, int(file.require("llama.context_length")), ())
+    ]
+    placement = place_workers(topology, demands, reserve_bytes=_RESERVE_BYTES + config.ray.object_store_bytes)
+    workers = tuple(_worker(config, role, placement) for role in roles)
+    return Plan(workers, tuple(placement.describe().splitlines()))
+
+
+def _worker(config: DockyardConfig, role: Role, placement: WorkerPlacement) -> WorkerPlan:
+    workers = config.workers
+    threads = workers.threads or min(placement.choice(role).threads, _MAX_THREADS)
+    engine = EngineConfig(
+        model=config.model,
+        role=role,
+        threads=threads,
+        operations=workers.operations,
+        kv_cache_bytes=workers.kv_cache_bytes,
+        max_sequences=workers.max_sequences,
+        token_budget=workers.token_budget,
+    )
+    return WorkerPlan(role, engine, 0.5)

@@ -1,0 +1,47 @@
+"""What set-up makes beside the packages: the sandboxes' init and toolkit, and the sources of the bug tasks.
+
+`python -m cli.assets` is the last step of `make setup`. Each part is skipped when it is there.
+"""
+
+import sys
+from collections.abc import Callable
+
+from cluster.config import load_config
+from cluster.state import StateFolder
+from evals.bugs import load_recipe, recipe_names
+from evals.fetch import fetch_sdist
+from kernels.cpu.build import build as build_kernels
+from protocol.errors import DockyardError
+from sandbox.native.build import build as build_init
+from sandbox.toolkit import build_toolkit
+
+
+def main() -> int:
+    """Make every part; one that cannot be made is named with what it costs, and the others go on."""
+    state = StateFolder(load_config().state_dir)
+    parts: list[tuple[str, Callable[[], object], str]] = [
+        ("CPU kernels", build_kernels, "the model runs on PyTorch, several times slower"),
+        ("sandbox init", build_init, "no sandbox can start"),
+        ("sandbox toolkit", lambda: build_toolkit(state.toolkit), "no sandbox has an interpreter"),
+        ("task sources", lambda: _fetch_sources(state), "the bug tasks cannot be set up"),
+    ]
+    failed = 0
+    for name, make, cost in parts:
+        try:
+            make()
+            print(f"      {name}: ready", flush=True)
+        except DockyardError as error:
+            failed += 1
+            print(f"      {name}: {error}; without it, {cost}", flush=True)
+    return min(failed, 1)
+
+
+def _fetch_sources(state: StateFolder) -> None:
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        for release in (recipe.old, recipe.new):
+            fetch_sdist(recipe.sdist(release), state.cache)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

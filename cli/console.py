@@ -1,0 +1,46 @@
+"""What the command prints: text for people on stderr and stdout, one JSON object on the last line for machines."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from protocol.errors import DockyardError
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line of stdout.")]
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help="An OpenAI-compatible endpoint, as http://127.0.0.1:8000. Default: the running deployment.")
+]
+
+progress = Console(stderr=True, highlight=False)  # progress never mixes with results
+output = Console(highlight=False, soft_wrap=True)
+
+
+def step(text: str) -> None:
+    """One line of progress."""
+    progress.print(f"[dim]·[/dim] {text}")
+
+
+def print_json(value: Any) -> None:
+    """The machine's answer: exactly one line."""
+    sys.stdout.write(json.dumps(value, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def show(value: Any, as_json: bool, text: Callable[[], str]) -> None:
+    """Print a result for whoever asked."""
+    if as_json:
+        print_json(value)
+    else:
+        output.print(text(), markup=False)
+
+
+def fail(error: DockyardError, as_json: bool) -> None:
+    """One line that names the thing and the way out."""
+    progress.print(f"[red]dockyard:[/red] {type(error).__name__}: ", end="")
+    progress.print(str(error), markup=False)
+    if as_json:
+        print_json({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})

@@ -1,0 +1,83 @@
+"""demo: the whole product once, on this machine."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.console import JsonFlag, output, print_json, progress, step
+from cli.demo_job import DemoResult, Foreign, demo_json, demo_report, run_job
+from cli.endpoint import own_server
+from cli.evals import show_progress
+from cli.wiring import Workbench
+from cluster.config import load_config
+from protocol.errors import DockyardError
+from sandbox.audit import check_integrity
+from teams.report.html import render_html
+from teams.report.text import render_text
+
+
+class LeftBehind(DockyardError):
+    """The demo ended and something of it is still there."""
+
+
+def demo(
+    config: Annotated[Path | None, typer.Option("--config", help="A YAML file with the configuration tree.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Run part D live on this OpenAI-compatible endpoint, not as a replay.")
+    ] = None,
+    model_name: Annotated[str, typer.Option(help="The model's name at --model.")] = "default",
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key for --model.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run everything once: a served model, an evaluation, a live team, a team on two real bugs; then a report.
+
+    Example: dockyard demo --json
+    """
+    started = time.monotonic()
+    bench = Workbench.open(load_config(config))
+    foreign = Foreign(model, model_name, api_key) if model else None
+    step(f"starting {bench.config.model}: Ray, a prefill actor, a decode actor, the gateway")
+    with own_server(bench.config) as server:
+        listed = ", ".join(f"{w['role']} pid {w['pid']}" for w in server.workers)
+        step(f"serving at {server.url} ({listed}) after {time.monotonic() - started:.0f} s")
+        result = asyncio.run(run_job(bench, f"{server.url}/v1", foreign, _part, show_progress))
+        workers = list(server.workers)
+    _require_clean(bench)
+    value = _write(bench, result, workers, time.monotonic() - started)
+    if as_json:
+        print_json(value)
+    else:
+        output.print(f"JSON report: {value['report_json']}\nHTML report: {value['report_html']}", markup=False)
+
+
+def _part(text: str) -> None:
+    progress.rule(text, align="left", style="dim")
+
+
+def _write(bench: Workbench, result: DemoResult, workers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    report = demo_report(bench, result, workers)
+    output.print(f"The model said:\n{result.greeting}\n", markup=False)
+    output.print(render_text(report), markup=False)
+    html, plain = bench.folder / "report.html", bench.folder / "report.json"
+    html.write_text(render_html(report))
+    value = {
+        **demo_json(result, workers, bench.config.model),
+        "seconds": round(seconds, 1),
+        "run_id": bench.run_id,
+        "report_html": str(html),
+        "report_json": str(plain),
+    }
+    plain.write_text(json.dumps(value, indent=1))
+    return value
+
+
+def _require_clean(bench: Workbench) -> None:
+    audit = check_integrity(bench.state.sandboxes)
+    if not audit.is_clean:
+        left = ", ".join(f"{item.kind} {item.name}" for item in audit.leftovers[:5])
+        raise LeftBehind(f"the demo left something behind: {left}", hint="dockyard down removes it")
+    step("the server, its workers and every sandbox have ended; nothing is left")

@@ -1,0 +1,123 @@
+"""The main job: one path through the whole product, every part of it real."""
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from cli.teams import run_live, run_replay, run_samplers, team_json
+from cli.wiring import Workbench
+from evals.bugs import recipe_names
+from evals.humaneval import Progress, run_humaneval
+from evals.humaneval_config import HumanEvalConfig
+from evals.humaneval_result import HumanEvalResult
+from evals.store import Store
+from teams.report.model import HumanEvalReport, RunReport, TeamReport, WorkerRow
+
+# A fixed subset; among them some that this model solves now and then, so that the score is not always 0.
+HUMANEVAL_SUBSET = tuple(f"HumanEval/{number}" for number in (2, 7, 11, 13, 23, 27, 34, 53))
+ATTEMPTS = 2
+MAX_TOKENS = 256
+TEAM_SAMPLES = 2  # a teammate
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An endpoint on which part D runs live instead of as a replay."""
+
+    url: str
+    model: str
+    api_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    greeting: str
+    humaneval: HumanEvalResult
+    live: TeamReport
+    bugs: tuple[TeamReport, ...]
+
+
+async def run_job(
+    bench: Workbench, endpoint: str, foreign: Foreign | None, say: Callable[[str], None], on_attempt: Callable[[Progress], None]
+) -> DemoResult:
+    """Parts A to D in order. Cancelled, it leaves nothing behind."""
+    say("A: a streamed chat completion through the openai SDK")
+    greeting = await _greet(bench.config.model, endpoint)
+    say(f"B: HumanEval, {len(HUMANEVAL_SUBSET)} problems, {ATTEMPTS} attempts each, graded in sandboxes")
+    evaluated = await _evaluate(bench, endpoint, on_attempt)
+    task = _first_failed(evaluated)
+    say(f"C: a live team of four on {task}")
+    live = await run_samplers(bench, task, endpoint, TEAM_SAMPLES)
+    bugs: list[TeamReport] = []
+    for name in recipe_names():
+        say(f"D: a team of three on the bug in {name}, " + ("live" if foreign else "a replay on the live stack"))
+        bugs.append(
+            await run_live(bench, name, foreign.url, foreign.model, foreign.api_key)
+            if foreign
+            else await run_replay(bench, name, endpoint)
+        )
+    return DemoResult(greeting, evaluated, live, tuple(bugs))
+
+
+def demo_report(bench: Workbench, result: DemoResult, workers: list[dict[str, Any]]) -> RunReport:
+    """What the text and the page show."""
+    return RunReport(
+        title="Dockyard demo",
+        created_at=datetime.now(UTC),
+        model=bench.config.model,
+        workers=tuple(WorkerRow(role=w["role"], pid=w["pid"], model=bench.config.model, detail="Ray actor") for w in workers),
+        humaneval=HumanEvalReport.model_validate(result.humaneval.model_dump()),
+        teams=(result.live, *result.bugs),
+        environment={"python": platform.python_version(), "system": platform.platform(), "run": bench.run_id},
+    )
+
+
+def demo_json(result: DemoResult, workers: list[dict[str, Any]], model: str) -> dict[str, Any]:
+    """The stable fields of `dockyard demo --json`."""
+    scored = result.humaneval
+    return {
+        "model": model,
+        "workers": {w["role"]: {"pid": w["pid"], "ray_actor": True} for w in workers},
+        "humaneval": {
+            "problems": scored.problems,
+            "attempts": scored.attempts,
+            "passed": scored.passed,
+            "pass_at_1": scored.pass_at_1,
+            "pass_at_k": scored.pass_at_k,
+            "of_planned": scored.of_planned.model_dump(mode="json"),
+            "of_scored": scored.of_scored.model_dump(mode="json"),
+        },
+        "live_team": team_json(result.live),
+        "replayed_team": team_json(result.bugs[0]),
+        "bug_teams": [team_json(team) for team in result.bugs],
+    }
+
+
+async def _greet(model: str, endpoint: str) -> str:
+    async with AsyncOpenAI(base_url=endpoint, api_key="dk-demo", max_retries=0) as client:
+        stream = await client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": "Write a Python function that returns the sum of a list."}],
+            max_tokens=48, temperature=0, stream=True,
+        )  # fmt: skip
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+
+async def _evaluate(bench: Workbench, endpoint: str, on_attempt: Callable[[Progress], None]) -> HumanEvalResult:
+    config = HumanEvalConfig(
+        base_url=endpoint, model=bench.config.model, attempts=ATTEMPTS, task_ids=HUMANEVAL_SUBSET,
+        max_tokens=MAX_TOKENS, generation_concurrency=bench.config.workers.max_sequences,
+        grading_concurrency=bench.config.sandbox.parallel,
+    )  # fmt: skip
+    with Store(bench.state.store) as store:
+        return await run_humaneval(config, store, bench.grader(), on_progress=on_attempt)
+
+
+def _first_failed(result: HumanEvalResult) -> str:
+    """The first problem that its first attempt did not solve; the last one if all were solved."""
+    failed = [row.task_id for row in result.rows if row.verdicts and row.verdicts[0] != "passed"]
+    return failed[0] if failed else result.rows[-1].task_id

@@ -1,0 +1,29 @@
+"""Where a command's model answers: the given endpoint, the running deployment, or a server for its duration."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cli.console import step
+from cluster.background import RunningServer, running_server
+from cluster.config import DockyardConfig
+from cluster.status import running_url
+
+
+@contextmanager
+def model_endpoint(config: DockyardConfig, url: str | None) -> Iterator[str]:
+    """The endpoint's address with `/v1`, for the length of the block."""
+    found = url or running_url(config)
+    if found is not None:
+        yield found.rstrip("/").removesuffix("/v1") + "/v1"
+        return
+    step(f"no deployment of {config.model} is running: starting one for this run")
+    with own_server(config) as server:
+        yield f"{server.url}/v1"
+
+
+@contextmanager
+def own_server(config: DockyardConfig) -> Iterator[RunningServer]:
+    """A server on a free port, which ends with the block."""
+    gateway = config.gateway.model_copy(update={"port": 0})
+    with running_server(config.model_copy(update={"gateway": gateway})) as server:
+        yield server

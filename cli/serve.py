@@ -1,0 +1,136 @@
+"""serve, up, down, status: the life of a deployment."""
+
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.console import JsonFlag, output, print_json, show, step
+from cluster import server
+from cluster.background import running_server, start_in_background
+from cluster.config import DockyardConfig, load_config
+from cluster.deployment import Deployment
+from cluster.health import machine_summary
+from cluster.lifeline import die_with_parent
+from cluster.server import Stopped
+from cluster.state import StateFolder, end_deployment, is_alive
+from cluster.status import live_status
+from sandbox.audit import sweep
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="A YAML file with the configuration tree.")]
+PortOption = Annotated[int | None, typer.Option("--port", help="Port of the gateway; 0 takes a free one. Default: 8000.")]
+HostOption = Annotated[str | None, typer.Option("--host", help="Address of the gateway. Default: 127.0.0.1.")]
+ModelArgument = Annotated[str | None, typer.Argument(help="A built-in name (smollm2) or the path of a GGUF file.")]
+MonolithicFlag = Annotated[
+    bool, typer.Option("--monolithic", help="One worker for prefill and decode instead of one of each.")
+]
+
+
+def serve(
+    model: ModelArgument = None,
+    config: ConfigOption = None,
+    port: PortOption = None,
+    host: HostOption = None,
+    monolithic: MonolithicFlag = False,
+    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Serve a model in the foreground until Ctrl-C or SIGTERM, which drain it.
+
+    Example: dockyard serve smollm2 --port 8000
+    """
+    if with_parent:
+        die_with_parent()
+    settings = resolve(config, model, port, host, monolithic)
+    step(f"loading {settings.model}: Ray, the workers, the gateway")
+    try:
+        server.serve(settings, lambda url, deployment: _announce(url, deployment, as_json))
+    except Stopped as stopped:
+        step("drained; everything it started has ended")
+        if stopped.number != signal.SIGTERM:
+            raise
+
+
+def up(
+    model: ModelArgument = None,
+    config: ConfigOption = None,
+    port: PortOption = None,
+    host: HostOption = None,
+    monolithic: MonolithicFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Serve a model in the background; `dockyard down` ends it.
+
+    Example: dockyard up smollm2 --port 8000 && dockyard chat "Hello"
+    """
+    settings = resolve(config, model, port, host, monolithic)
+    step(f"starting {settings.model} in the background")
+    record = start_in_background(settings)
+    value = {"id": record.id, "url": record.url, "pid": record.pid, "model": record.model}
+    show(value, as_json, lambda: f"{record.model} is served at {record.url}/v1 (pid {record.pid}); end it with: dockyard down")
+
+
+def down(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
+    """End every deployment and sweep what crashes left. Silent when there is nothing; run it as often as you like.
+
+    Example: dockyard down
+    """
+    settings = load_config(config)
+    state = StateFolder(settings.state_dir)
+    ended: list[str] = []
+    for record in state.records():
+        ended += end_deployment(state, record, settings.gateway.drain_s)
+    ended += [f"{left.kind} {left.name}" for left in sweep(state.sandboxes)]
+    if as_json:
+        print_json({"ended": ended})
+    for line in ended if not as_json else []:
+        output.print(f"ended {line}", markup=False)
+
+
+def status(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
+    """Show this machine, what runs on it, and why it stands where it stands.
+
+    Example: dockyard status --json
+    """
+    settings = load_config(config)
+    state = StateFolder(settings.state_dir)
+    deployments = [live_status(record) for record in state.records() if is_alive(record)]
+    value: dict[str, Any] = {"machine": machine_summary(), "deployments": deployments}
+    show(value, as_json, lambda: _status_text(value))
+
+
+def resolve(
+    config: Path | None, model: str | None, port: int | None, host: str | None, monolithic: bool
+) -> DockyardConfig:
+    """The configuration that the flags and the file amount to."""
+    return load_config(
+        config,
+        model=model,
+        gateway__port=port,
+        gateway__host=host,
+        workers__disaggregated=False if monolithic else None,
+    )
+
+
+def _announce(url: str, deployment: Deployment, as_json: bool) -> None:
+    workers = [{"role": w.name, "pid": w.pid} for w in deployment.workers]
+    if as_json:
+        print_json({"url": url, "id": deployment.id, "model": deployment.model.name, "workers": workers})
+        return
+    listed = ", ".join(f"{w['role']} pid {w['pid']}" for w in workers)
+    output.print(f"{deployment.model.name} is served at {url}/v1 ({listed}); Ctrl-C ends it", markup=False)
+
+
+def _status_text(value: dict[str, Any]) -> str:
+    lines = list(value["machine"]["lines"])
+    if not value["deployments"]:
+        lines.append("no deployment is running; start one with: dockyard up")
+    for deployment in value["deployments"]:
+        lines.append(f"{deployment['model']} at {deployment['url']} (id {deployment['id']}, pid {deployment['pid']})")
+        lines += [f"  {w['role']}: pid {w['pid']}, {w['kind']}, {w['rows']} rows in {w['steps']} steps" for w in deployment["workers"]]
+        lines += [f"  {reason}" for reason in deployment["placement"]]
+    return "\n".join(lines)
+
+
+__all__ = ["down", "running_server", "serve", "status", "up"]

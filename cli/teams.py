@@ -1,0 +1,124 @@
+"""team: run a team of agents on a task, live or replayed."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.console import JsonFlag, UrlOption, show, step
+from cli.endpoint import model_endpoint
+from cli.wiring import Workbench, report_of
+from cluster.config import DockyardConfig, load_config
+from evals import team_bugs, team_humaneval
+from evals.bugs import load_recipe, recipe_names
+from evals.problems import load_problems
+from protocol.errors import InvalidInput
+from teams.harness.sampler import SamplerLimits
+from teams.report.model import RunReport, TeamReport
+from teams.report.text import render_text
+
+app = typer.Typer(help="Teams of agents on tasks.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_tasks(as_json: JsonFlag = False) -> None:
+    """List the tasks that ship.
+
+    Example: dockyard team list
+    """
+    recipes = [load_recipe(name) for name in recipe_names()]
+    tasks = [
+        {"task": r.name, "package": r.package, "from": r.old.version, "fixed_in": r.new.version, "licence": r.licence}
+        for r in recipes
+    ]
+    text = [f"{t['task']}: {t['package']} {t['from']}, mended in {t['fixed_in']} ({t['licence']})" for t in tasks]
+    show({"tasks": tasks}, as_json, lambda: "\n".join([*text, "HumanEval/0 … HumanEval/163: a team of samplers"]))
+
+
+@app.command()
+def run(
+    task: Annotated[str, typer.Argument(help="A task of `team list`, a task folder, or HumanEval/N.")],
+    model: Annotated[
+        str | None, typer.Option("--model", help="Run live on this OpenAI-compatible endpoint instead of a replay.")
+    ] = None,
+    model_name: Annotated[str, typer.Option(help="The model's name at --model.")] = "default",
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key for --model.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Programs a teammate draws, for HumanEval tasks.")] = 4,
+    url: UrlOption = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Run a team. Bug tasks replay their recording on the live stack, or run live with --model.
+
+    Example: dockyard team run h11
+    Example: dockyard team run h11 --model http://127.0.0.1:9000/v1 --model-name my-model
+    """
+    settings = load_config()
+    bench = Workbench.open(settings)
+    if model is not None:
+        report = asyncio.run(run_live(bench, task, model, model_name, api_key))
+    else:
+        with model_endpoint(settings, url) as endpoint:
+            work = run_samplers(bench, task, endpoint, samples) if task.startswith("HumanEval/") else run_replay(bench, task, endpoint)
+            report = asyncio.run(work)
+    show(team_json(report), as_json, lambda: render_text(_single(settings, report)))
+    return 0 if report.solved and not report.diverged else 1
+
+
+async def run_replay(bench: Workbench, name: str, endpoint: str) -> TeamReport:
+    """Replay a shipped task's recording through the live engine."""
+    if name not in recipe_names():
+        raise InvalidInput(f"no recording for task {name!r}", hint=f"recorded: {', '.join(recipe_names())}; else give --model")
+    task = await team_bugs.open_task(name, bench.state.cache, bench.boxes())
+    options = bench.options(name, step)
+    models = bench.models(endpoint, options.run_id)
+    return report_of(await team_bugs.replay(task, models=models, sandboxes=bench.boxes(), options=options))
+
+
+async def run_live(bench: Workbench, name: str, endpoint: str, model: str, api_key: str | None) -> TeamReport:
+    """The same team, live on a foreign endpoint."""
+    task = await team_bugs.open_task(name, bench.state.cache, bench.boxes())
+    options = bench.options(Path(name).name, step)
+    models = bench.models(endpoint, options.run_id, model, api_key)
+    return report_of(await team_bugs.live(task, models=models, sandboxes=bench.boxes(), options=options))
+
+
+async def run_samplers(bench: Workbench, task_id: str, endpoint: str, samples: int) -> TeamReport:
+    """A lead and three samplers on one HumanEval problem."""
+    problem = load_problems(task_ids=(task_id,))[0]
+    options = bench.options(task_id.replace("/", "-"), step)
+    outcome = await team_humaneval.run(
+        problem,
+        models=bench.models(endpoint, options.run_id),
+        sandboxes=bench.boxes(),
+        execute=bench.grader(),
+        limits=SamplerLimits(samples=samples),
+        options=options,
+    )
+    return report_of(outcome)
+
+
+def team_json(report: TeamReport) -> dict[str, Any]:
+    """The stable fields of a team run."""
+    whole = report.model_dump(mode="json")
+    shares = whole["attribution"]
+    return {
+        "task": report.task,
+        "replay": report.replay,
+        "solved": report.solved,
+        "diverged": report.diverged,
+        "divergence": report.divergence,
+        "agents": list(report.agents),
+        "agents_on_path": list(report.agents_on_path),
+        "edges_on_path": list(report.edge_kinds_on_path),
+        "makespan_s": report.makespan_s,
+        "critical_path_s": report.critical_path_s,
+        "segments": whole["segments"],
+        "attribution": shares,
+    }
+
+
+def _single(settings: DockyardConfig, report: TeamReport) -> RunReport:
+    from datetime import UTC, datetime
+
+    return RunReport(title=f"Team on {report.task}", created_at=datetime.now(UTC), model=settings.model, teams=(report,))

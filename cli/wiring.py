@@ -1,0 +1,88 @@
+"""Connects evaluations and teams to this machine's sandboxes and to a model's endpoint."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cluster.config import DockyardConfig
+from cluster.state import StateFolder
+from evals.grading import Execute
+from evals.humaneval_config import SandboxSettings
+from evals.sandboxes import fresh_sandbox
+from evals.team_sandboxes import BoxConfig, Boxes
+from protocol.errors import MissingCapability
+from protocol.ids import new_id
+from sandbox.audit import sweep
+from teams.harness.task import RunOptions, TeamOutcome
+from teams.model_client import http_models
+from teams.report.model import TeamReport
+from teams.report.team_rows import team_report
+from teams.team import ModelFactory
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """What a run stands on: its configuration and folders."""
+
+    config: DockyardConfig
+    state: StateFolder
+    run_id: str
+    folder: Path
+
+    @classmethod
+    def open(cls, config: DockyardConfig) -> "Workbench":
+        """A fresh run folder that holds the resolved configuration. Removes what crashed runs left.
+
+        Raises MissingCapability where set-up has not been run.
+        """
+        state = StateFolder(config.state_dir)
+        if not state.toolkit.exists():
+            raise MissingCapability(f"no sandbox toolkit at {state.toolkit}", hint="run: make setup")
+        sweep(state.sandboxes)
+        run_id = new_id("run")
+        folder = state.runs / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{run_id}"
+        folder.mkdir()
+        (folder / "config.yaml").write_text(config.resolved_yaml())
+        return cls(config, state, run_id, folder)
+
+    def grader(self) -> Execute:
+        """Runs a program in a sandbox of its own."""
+        box = self.config.sandbox
+        settings = SandboxSettings(
+            substrate=box.substrate, memory_mb=box.memory_mb, pids=box.pids, disk_mb=box.disk_mb
+        )
+        return fresh_sandbox(settings, state_dir=self.state.sandboxes, toolkit=self.state.toolkit)
+
+    def boxes(self) -> Boxes:
+        """Makes agents' sandboxes."""
+        box = self.config.sandbox
+        return Boxes(
+            BoxConfig(
+                substrate=box.substrate, memory_mb=box.memory_mb, disk_mb=box.disk_mb,
+                state_dir=self.state.sandboxes, toolkit=self.state.toolkit,
+            )
+        )  # fmt: skip
+
+    def models(self, endpoint: str, run_id: str, model: str | None = None, api_key: str | None = None) -> ModelFactory:
+        """One client an agent; the gateway knows each by its key."""
+        return http_models(endpoint, model=model or self.config.model, run_id=run_id, api_key=api_key)
+
+    def options(self, name: str, progress: Callable[[str], None]) -> RunOptions:
+        """Options of a team run whose events are kept in the run's folder."""
+        return RunOptions(events_path=self.folder / f"events-{name}.jsonl", progress=progress)
+
+
+def report_of(outcome: TeamOutcome) -> TeamReport:
+    """A team's run as the reports show it."""
+    result, diverged = outcome.result, outcome.diverged
+    divergence = f"{diverged.agent}, turn {diverged.number}: {diverged.reason}" if diverged else ""
+    return team_report(
+        outcome.events,
+        task=outcome.task,
+        replay=outcome.replay,
+        solved=result.solved,
+        divergence=divergence,
+        verdict=result.verdict.detail if result.verdict else result.ended,
+        turns=result.transcript,
+    )

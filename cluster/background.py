@@ -1,0 +1,109 @@
+"""A deployment in a process of its own: for `dockyard up`, and for commands that need one for their duration."""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.config import DockyardConfig, child_environment
+from cluster.state import DeploymentRecord, StateFolder, is_alive
+from protocol.errors import DockyardError
+
+_STOP_S = 60.0
+
+
+class ServerFailed(DockyardError):
+    """The server process ended before it served."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that serves."""
+
+    url: str
+    pid: int
+    workers: tuple[dict[str, Any], ...]  # role and pid of each
+
+
+@contextmanager
+def running_server(config: DockyardConfig) -> Iterator[RunningServer]:
+    """A server for the length of the block, on a free port if the configuration says 0.
+
+    Blocks until it serves and until it has ended; it ends too when this process is killed. Raises the error
+    that the server printed.
+    """
+    with tempfile.TemporaryDirectory(prefix="dockyard-serve-") as folder:
+        process = _spawn(config, Path(folder), detached=False)
+        try:
+            ready = _first_line(process, Path(folder) / "log")
+            yield RunningServer(ready["url"], process.pid, tuple(ready["workers"]))
+        finally:
+            _end(process)
+
+
+def start_in_background(config: DockyardConfig) -> DeploymentRecord:
+    """A server that outlives this process; its log lies in the state folder. Blocks until it serves."""
+    state = StateFolder(config.state_dir)
+    folder = state.root / "log"
+    folder.mkdir(parents=True, exist_ok=True)
+    process = _spawn(config, folder, detached=True)
+    try:
+        _first_line(process, folder / "log")
+    except BaseException:
+        _end(process)
+        raise
+    return next(record for record in state.records() if record.pid == process.pid and is_alive(record))
+
+
+def _spawn(config: DockyardConfig, folder: Path, *, detached: bool) -> "subprocess.Popen[str]":
+    settings = folder / "config.yaml"
+    settings.write_text(config.resolved_yaml())
+    command = [sys.executable, "-m", "cli.main", "serve", "--config", str(settings), "--json"]
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(
+            command if detached else [*command, "--with-parent"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=child_environment(PYTHONUNBUFFERED="1"),
+            # Ctrl-C reaches the command, which ends the server in order.
+            start_new_session=True,
+        )
+
+
+def _first_line(process: "subprocess.Popen[str]", log: Path) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        process.wait()
+        raise ServerFailed(f"the server did not start: {_last_line(log)}")
+    value = json.loads(line)
+    if "error" in value:
+        process.wait()
+        raise ServerFailed(value["error"]["message"], hint=value["error"]["hint"])
+    return value
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it printed nothing"
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """SIGTERM and wait; SIGKILL only if that does not end it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        killer = threading.Timer(_STOP_S, process.kill)
+        killer.start()
+        process.wait()
+        killer.cancel()
+    if process.stdout is not None:
+        process.stdout.close()

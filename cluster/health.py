@@ -1,0 +1,59 @@
+"""This machine in a few lines, and checks of what the model plane needs."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psutil
+
+from cluster.config import DockyardConfig
+from cluster.plan import plan_workers, this_machine
+from engine.gguf_file import open_gguf
+from engine.model_path import model_path
+from kernels.cpu import build
+from protocol.errors import DockyardError
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of `dockyard doctor`: what it costs where it is not `enforced`, and how to mend it."""
+
+    name: str
+    status: Literal["enforced", "degraded", "missing", "unverified"]
+    detail: str
+    cost: str = ""
+    fix: str = ""
+
+
+def machine_summary() -> dict[str, Any]:
+    """The topology, and how busy it is, for `dockyard status`."""
+    topology = this_machine()
+    load = psutil.getloadavg()
+    lines = [*topology.describe().splitlines(), f"load {load[0]:.2f} {load[1]:.2f} {load[2]:.2f}"]
+    return {"lines": lines, "load": list(load)}
+
+
+def model_checks(config: DockyardConfig) -> list[Check]:
+    """Model, kernels and memory, each found by trying it."""
+    return [_kernels(), *_model(config)]
+
+
+def _kernels() -> Check:
+    if build.library_path().exists():
+        return Check("CPU kernels", "enforced", "built for this processor")
+    return Check(
+        "CPU kernels", "degraded", "not built", "the model runs on PyTorch, several times slower", "make setup, with gcc installed"
+    )
+
+
+def _model(config: DockyardConfig) -> list[Check]:
+    try:
+        path = model_path(config.model)
+        file = open_gguf(path)
+    except DockyardError as error:
+        return [Check("model", "missing", error.message, "nothing can be served", error.hint)]
+    found = Check("model", "enforced", f"{config.model}: {path.stat().st_size / 1e6:.0f} MB, {len(file.tensors)} tensors")
+    try:
+        plan = plan_workers(config, file, this_machine())
+    except DockyardError as error:
+        return [found, Check("memory", "missing", error.message, "the workers do not start", error.hint)]
+    return [found, Check("placement", "enforced", f"{len(plan.workers)} workers fit; {plan.reasons[0]}")]
