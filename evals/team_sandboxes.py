@@ -1,20 +1,17 @@
 """Agents' sandboxes, made of the platform's: the workspace at /workspace, no network, limits."""
 
-import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from protocol.errors import DockyardError
-from sandbox import Policy, Sandbox
+from sandbox import AsyncSandbox, Policy
 from sandbox.errors import FileError, FileMissing
 from teams.workspace import AgentSandbox, CommandResult, Tree, WorkspaceError
 
 _WORKDIR = "/workspace"
-_Made = TypeVar("_Made")
+_Value = TypeVar("_Value")
 
 
 class BoxConfig(BaseModel):
@@ -41,11 +38,8 @@ class Boxes:
 
     async def __call__(self, name: str, tree: Tree) -> AgentSandbox:
         """Raises the errors of `Sandbox.create`. Cancelled, it leaves nothing behind."""
-        return await _owned(lambda: self._make(name, tree))
-
-    def _make(self, name: str, tree: Tree) -> "Box":
         config = self._config
-        sandbox = Sandbox.create(
+        sandbox = await AsyncSandbox.create(
             substrate=config.substrate,
             policy=Policy(network="none"),
             cpu=config.cpu,
@@ -59,9 +53,9 @@ class Boxes:
         )
         try:
             for path, data in tree.files.items():
-                sandbox.files.write(f"{_WORKDIR}/{path}", data)
+                await sandbox.files.write(f"{_WORKDIR}/{path}", data)
         except BaseException:
-            sandbox.kill()
+            await sandbox.kill()
             raise
         return Box(sandbox, config)
 
@@ -69,63 +63,48 @@ class Boxes:
 class Box:
     """`AgentSandbox` over a platform sandbox."""
 
-    def __init__(self, sandbox: Sandbox, config: BoxConfig) -> None:
+    def __init__(self, sandbox: AsyncSandbox, config: BoxConfig) -> None:
         self._sandbox = sandbox
         self._config = config
 
     async def run(self, command: str, *, timeout_s: float) -> CommandResult:
-        running = self._sandbox.commands.start(
+        result = await self._sandbox.commands.run(
             command, timeout_s=timeout_s, cwd=_WORKDIR, output_bytes=self._config.output_bytes
         )
-        try:
-            # Shielded: cancelling the wrapper must not cancel the future that the sandbox's thread resolves.
-            result = await asyncio.shield(asyncio.wrap_future(running.future))
-        except asyncio.CancelledError:
-            running.kill()
-            raise
         return CommandResult(result.exit_code, result.stdout + result.stderr, result.reason)
 
     async def read(self, path: str) -> bytes | None:
-        def read() -> bytes | None:
-            try:
-                return self._sandbox.files.read(f"{_WORKDIR}/{path}", max_bytes=self._config.tree_bytes)
-            except FileMissing:
-                return None
-
-        return await self._files(read)
-
-    async def write(self, path: str, data: bytes) -> None:
-        await self._files(lambda: self._sandbox.files.write(f"{_WORKDIR}/{path}", data))
-
-    async def remove(self, path: str) -> None:
-        def remove() -> None:
-            if self._sandbox.files.exists(f"{_WORKDIR}/{path}"):
-                self._sandbox.files.remove(f"{_WORKDIR}/{path}")
-
-        await self._files(remove)
-
-    async def snapshot(self) -> Tree:
-        limit = self._config.tree_bytes
-        found = await self._files(lambda: self._sandbox.files.download_dir(_WORKDIR, max_bytes=limit))
-        return Tree(found.files, (*found.links, *found.skipped))
-
-    async def kill(self) -> None:
-        await asyncio.to_thread(self._sandbox.kill)
-
-    async def _files(self, operation: Callable[[], _Made]) -> _Made:
-        """File operations answer in milliseconds; what an agent did to its own files is its own fault."""
+        reading = self._sandbox.files.read(f"{_WORKDIR}/{path}", max_bytes=self._config.tree_bytes)
         try:
-            return await asyncio.to_thread(operation)
+            return await reading
+        except FileMissing:
+            return None
         except FileError as error:
             raise WorkspaceError(str(error)) from error
 
+    async def write(self, path: str, data: bytes) -> None:
+        await _by_agent(self._sandbox.files.write(f"{_WORKDIR}/{path}", data))
 
-async def _owned(make: Callable[[], Box]) -> Box:
-    """Makes a box in a thread; cancelled meanwhile, the box is killed as soon as it is there."""
-    making = asyncio.ensure_future(asyncio.to_thread(make))
+    async def remove(self, path: str) -> None:
+        try:
+            await self._sandbox.files.remove(f"{_WORKDIR}/{path}")
+        except FileMissing:
+            return
+        except FileError as error:
+            raise WorkspaceError(str(error)) from error
+
+    async def snapshot(self) -> Tree:
+        taking = self._sandbox.files.download_dir(_WORKDIR, max_bytes=self._config.tree_bytes)
+        found = await _by_agent(taking)
+        return Tree(found.files, (*found.links, *found.skipped))
+
+    async def kill(self) -> None:
+        await self._sandbox.kill()
+
+
+async def _by_agent(operation: Awaitable[_Value]) -> _Value:
+    """What cannot be done with an agent's files is the agent's doing: it may have made them what they are."""
     try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        with suppress(DockyardError):  # then there is none, and the cancellation is what matters
-            await (await making).kill()
-        raise
+        return await operation
+    except FileError as error:
+        raise WorkspaceError(str(error)) from error

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 from evals.bugs.recipe import Layout
 from protocol.errors import DockyardError
-from teams.workspace import AgentSandbox, SandboxFactory, Tree
+from teams.workspace import AgentSandbox, SandboxFactory, Tree, WorkspaceError
 
 TestState = Literal["passed", "failed", "skipped"]
 _PYTEST = "PYTHONDONTWRITEBYTECODE=1 python3 -m pytest -q -p no:cacheprovider -o addopts= -o filterwarnings="
@@ -62,7 +62,10 @@ async def _run(sandbox: AgentSandbox, layout: Layout, canary: "_Canary") -> Test
     result = await sandbox.run(f"{_PYTEST} {arguments}", timeout_s=layout.timeout_s)
     if result.reason != "exit":
         raise ReportError(f"the hidden tests were ended: {result.reason}")
-    data = await sandbox.read(report)
+    try:
+        data = await sandbox.read(report)
+    except WorkspaceError as error:  # the code under test put something else in its place
+        raise ReportError(f"the report cannot be read: {error}") from error
     if data is None:
         raise ReportError(f"pytest left no report (exit {result.exit_code}): {result.output[-300:]}")
     states = read_report(data)

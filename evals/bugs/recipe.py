@@ -82,7 +82,8 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise InvalidInput(f"{path} is not valid YAML: {error}") from error
+        reason = " ".join(str(error).split())
+        raise InvalidInput(f"{path} is not valid YAML: {reason}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "document"
