@@ -139,16 +139,17 @@ def _fill_skeleton(root: Path, init: Path) -> None:
 
 
 def _open_for_reading(root: Path) -> None:
-    """Whatever the umask: the sandbox's uid reads all of it and, being no owner, writes none of it."""
+    """Whatever the umask: the sandbox reads all of it, and writes none of it even where its uid is the
+    owner's, since it has no capability to override modes."""
     for directory, names, files in os.walk(root):
         for name in (".", *names):
             path = Path(directory, name)
             if not path.is_symlink():
-                path.chmod(0o755)
+                path.chmod(0o555)
         for name in files:
             path = Path(directory, name)
             if not path.is_symlink():
-                path.chmod(path.stat().st_mode | 0o444)
+                path.chmod(path.stat().st_mode & 0o555 | 0o444)
 
 
 def _is_real_directory(name: str) -> bool:

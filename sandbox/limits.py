@@ -32,6 +32,7 @@ class Limits:
     cpus: float | None
     memory_bytes: int | None  # all processes and the writable layer together
     pids: int | None
+    process_bytes: int | None  # data of one process, where `memory_bytes` cannot be enforced
     disk_bytes: int
     disk_inodes: int
     lifetime_s: float
@@ -56,7 +57,7 @@ _RULES: dict[LimitName, _Rule] = {
 
 _CONSEQUENCE: dict[LimitName, str] = {
     "cpu": "a sandbox may use every core",
-    "memory": "a sandbox may use all memory of the host",
+    "memory": "only each process by itself is, and a sandbox may use all memory of the host",
     "pids": "a sandbox may start any number of processes",
     "disk": "a sandbox may fill the disk",
 }
@@ -103,6 +104,7 @@ def _limits(settled: dict[LimitName, float | None], asked: Asked, degraded: tupl
         cpus=settled["cpu"],
         memory_bytes=None if memory is None else int(memory * MIB),
         pids=None if pids is None else int(pids),
+        process_bytes=int(_RULES["memory"].default * MIB) if memory is None else None,
         disk_bytes=disk_bytes,
         disk_inodes=max(1024, disk_bytes // LAYER_BYTES_AN_INODE),
         lifetime_s=asked.lifetime_s,

@@ -65,8 +65,8 @@ static void become_program(const struct frame *exec, int in, int out, int err, i
     sigemptyset(&none);
     setsid();
     offer_to_oom_killer();
-    if (limits->address_bytes)
-        setrlimit(RLIMIT_AS, &(struct rlimit){limits->address_bytes, limits->address_bytes});
+    if (limits->data_bytes)
+        setrlimit(RLIMIT_DATA, &(struct rlimit){limits->data_bytes, limits->data_bytes});
     if (!argv || !environment || dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) {
         report(status, FAILED_START, errno);
         _exit(127);

@@ -58,7 +58,7 @@ bool kill_descendants(pid_t root, const pid_t *spared, size_t num_spared);
 
 /* command.c */
 struct limits {
-    uint64_t processes, address_bytes; /* 0 = none */
+    uint64_t processes, data_bytes; /* 0 = none */
 };
 void run_minder(const struct frame *exec, int in, int out, int err, int status, const struct limits *limits);
 bool exec_frame_is_sound(const struct frame *frame);

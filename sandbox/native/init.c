@@ -250,7 +250,7 @@ static void serve_forever(int signals) {
     }
 }
 
-/* init CONTROL_FD ID MAX_PROCESSES MAX_ADDRESS_BYTES (0 = no such limit). ID makes the process findable. */
+/* init CONTROL_FD ID MAX_PROCESSES MAX_DATA_BYTES (0 = no such limit). ID makes the process findable. */
 int run_init(int argc, char **argv) {
     if (argc != 4) return 125;
     control = atoi(argv[0]);

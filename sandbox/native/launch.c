@@ -153,7 +153,7 @@ static void mount_layer(const struct plan *plan, int skeleton) {
     char options[256];
     snprintf(options, sizeof options, "size=%s,nr_inodes=%s,mode=755", plan->layer_bytes, plan->layer_inodes);
     if (mount("dockyard", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount tmpfs (%s)", options);
-    make_directory("/tmp/upper", 0755);
+    make_directory("/tmp/upper", 0555); /* the mode of the sandbox's / */
     make_directory("/tmp/work", 0755);
     make_directory("/tmp/root", 0755);
     snprintf(options, sizeof options, "lowerdir=/proc/self/fd/%d,upperdir=/tmp/upper,workdir=/tmp/work%s", skeleton,

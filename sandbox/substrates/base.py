@@ -62,7 +62,8 @@ def init_command(blueprint: Blueprint) -> tuple[str, ...]:
     """The sandbox's pid 1. RLIMIT_NPROC counts the sandbox's own user namespace (Linux 5.14), so where
     there is no pids cgroup it is as good a limit."""
     processes = blueprint.limits.pids if blueprint.pids_by_rlimit else None
-    return (INIT_AT, "init", str(CONTROL_FD), blueprint.id, str(processes or 0), "0")
+    data_bytes = blueprint.limits.process_bytes
+    return (INIT_AT, "init", str(CONTROL_FD), blueprint.id, str(processes or 0), str(data_bytes or 0))
 
 
 def launch_options(blueprint: Blueprint) -> list[str]:

@@ -58,7 +58,7 @@ def _mounts() -> list[dict[str, Any]]:
     plain = ["nosuid", "noexec", "nodev"]
     return [
         {"destination": "/proc", "type": "proc", "source": "proc", "options": plain},
-        _tmpfs("/dev", ["nosuid", "noexec", "mode=755", "size=64k"]),
+        _tmpfs("/dev", ["nosuid", "noexec", "mode=755", "size=64k", "ro"]),
         {
             "destination": "/dev/pts",
             "type": "devpts",

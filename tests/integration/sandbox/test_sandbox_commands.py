@@ -1,0 +1,172 @@
+"""Running commands."""
+
+import subprocess
+import threading
+from itertools import pairwise
+
+import pytest
+
+from sandbox import Sandbox
+from sandbox.errors import InvalidArgument, SandboxGone
+
+
+def test_output_and_exit_code_come_back(box: Sandbox):
+    result = box.commands.run("echo out; echo err >&2; exit 3")
+    assert (result.stdout, result.stderr) == ("out\n", "err\n")
+    assert (result.exit_code, result.reason, result.truncated, result.denials) == (3, "exit", False, ())
+    assert not result.ok
+
+
+def test_a_sequence_is_run_without_a_shell(box: Sandbox):
+    assert box.commands.run(["printf", "%s|", "a b", "$HOME", "*"]).stdout == "a b|$HOME|*|"
+
+
+def test_the_toolkit_runs_python_and_pytest(box: Sandbox):
+    box.files.write(
+        "/workspace/test_it.py",
+        "import yaml\ndef test_it():\n    assert yaml.safe_load('a: 1') == {'a': 1}\n",
+    )
+    result = box.commands.run("python3 -V && python3 -m pytest -q test_it.py")
+    assert result.ok, result.stdout
+    assert result.stdout.startswith("Python 3.")
+    assert "1 passed" in result.stdout
+
+
+def test_environment_is_ours_plus_the_callers(box: Sandbox):
+    result = box.commands.run("env", env={"GREETING": "hello there", "HOME": "/workspace"})
+    lines = set(result.stdout.splitlines())
+    assert {"GREETING=hello there", "HOME=/workspace"} <= lines
+    assert any(line.startswith("PATH=/opt/toolkit/bin:") for line in lines)
+
+
+def test_an_empty_environment_keeps_the_path(box: Sandbox):
+    assert box.commands.run("python3 -c 'print(1)'", env={}).stdout == "1\n"
+
+
+def test_cwd(box: Sandbox):
+    assert box.commands.run("pwd", cwd="/tmp").stdout == "/tmp\n"
+    with pytest.raises(InvalidArgument, match="cwd: No such file"):
+        box.commands.run("pwd", cwd="/absent")
+
+
+def test_a_missing_program_is_127_as_in_a_shell(box: Sandbox):
+    result = box.commands.run(["/no/such/program"])
+    assert (result.exit_code, result.reason) == (127, "exit")
+    assert "cannot run the program" in result.stderr
+
+
+def test_a_file_that_is_no_program_is_126(box: Sandbox):
+    assert box.commands.run(["/etc/passwd"]).exit_code == 126
+
+
+def test_a_signal_is_told_from_an_exit(box: Sandbox):
+    result = box.commands.run("kill -TERM $$")
+    assert (result.exit_code, result.reason) == (128 + 15, "signal")
+
+
+def test_bytes_pass_unchanged(box: Sandbox):
+    data = bytes(range(256)) * 5 + b"\x1b[31m\0\xff\xfe"
+    result = box.commands.run(["cat"], stdin=data)
+    assert result.stdout_bytes == data
+
+
+def test_input_larger_than_every_buffer_arrives(box: Sandbox):
+    result = box.commands.run("wc -c", stdin=b"x" * 3_000_000)
+    assert result.stdout.strip() == "3000000"
+
+
+def test_a_program_that_reads_no_input_ends_nevertheless(box: Sandbox):
+    assert box.commands.run("true", stdin=b"x" * 3_000_000).ok
+
+
+def test_without_input_standard_input_is_empty(box: Sandbox):
+    assert box.commands.run(["cat"]).stdout_bytes == b""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "cat <<'END'\n$HOME `x` \"quoted'\nEND\n",
+        "printf '%s' 'a\"b'\\''c'",
+        "for i in 1 2 3; do echo $i; done | tac",
+        "echo -e 'a\\tb\\0c'",
+    ],
+)
+def test_scripts_reach_the_shell_as_they_are(box: Sandbox, script: str):
+    expected = subprocess.run(
+        ["/bin/bash", "-c", script], capture_output=True, check=True, env={"HOME": "/root"}
+    )
+    assert box.commands.run(script).stdout_bytes == expected.stdout
+
+
+def test_a_background_child_that_holds_the_pipe_does_not_hold_the_result(box: Sandbox):
+    result = box.commands.run("sleep 1000 & echo started", timeout_s=60)
+    assert (result.stdout, result.reason) == ("started\n", "exit")
+
+
+def test_commands_run_side_by_side(box: Sandbox):
+    """Each waits for the one before it to say so, so they can only end if all of them run."""
+    names = [f"/tmp/step{index}" for index in range(8)]
+    commands = [
+        box.commands.start(f"until [ -e {before} ]; do sleep 0.01; done; touch {after}")
+        for before, after in pairwise(names)
+    ]
+    box.commands.run(["touch", names[0]])
+    assert all(command.wait().ok for command in commands)
+
+
+def test_threads_may_share_a_sandbox(box: Sandbox):
+    outputs: dict[int, str] = {}
+
+    def run(index: int) -> None:
+        outputs[index] = box.commands.run(f"echo {index}").stdout
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outputs == {index: f"{index}\n" for index in range(12)}
+
+
+def test_a_started_command_can_be_killed(box: Sandbox):
+    command = box.commands.start("sleep 1000")
+    with pytest.raises(TimeoutError):
+        command.wait(0.01)
+    command.kill()
+    result = command.wait()
+    assert (result.reason, result.exit_code) == ("killed", 137)
+    command.kill()  # once more: nothing happens
+
+
+@pytest.mark.parametrize(
+    ("cmd", "options"),
+    [
+        ("", {"timeout_s": 0}),
+        ("true", {"timeout_s": -1}),
+        ("true", {"timeout_s": float("nan")}),
+        ([], {}),
+        ([""], {}),
+        ("a\0b", {}),
+        ("true", {"env": {"A=B": "x"}}),
+        ("true", {"output_bytes": -1}),
+        (["true", "x" * 2_000_000], {}),
+    ],
+)
+def test_bad_arguments_are_refused_and_the_sandbox_lives(create, cmd, options):
+    box = create()
+    with pytest.raises(InvalidArgument):
+        box.commands.run(cmd, **options)
+    assert box.commands.run("true").ok
+
+
+def test_killing_the_sandbox_ends_its_commands(box: Sandbox):
+    command = box.commands.start("sleep 1000")
+    box.kill()
+    assert command.wait().reason == "killed"
+    with pytest.raises(SandboxGone, match="was killed by its owner") as caught:
+        box.commands.run("true")
+    assert caught.value.reason == "killed"
+    with pytest.raises(SandboxGone):
+        box.files.read("/etc/passwd")
+    box.kill()

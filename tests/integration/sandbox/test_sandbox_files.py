@@ -1,0 +1,163 @@
+"""Files: done inside, so nothing on the host is ever in reach."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sandbox import Sandbox
+from sandbox.errors import FileError, FileMissing, FileTooLarge, InvalidArgument, NoSpace, UnsafePath
+
+
+def test_what_is_written_is_read_back(box: Sandbox):
+    data = os.urandom(2_500_000)
+    box.files.write("deep/down/file", data)
+    assert box.files.read("/workspace/deep/down/file") == data
+    assert box.commands.run("sha256sum < deep/down/file").ok
+
+
+def test_text_is_utf8_and_empty_files_exist(box: Sandbox):
+    box.files.write("/tmp/a", "grüße")
+    box.files.write("/tmp/b", b"")
+    assert box.files.read("/tmp/a") == "grüße".encode()
+    assert box.files.read("/tmp/b") == b""
+
+
+def test_writing_replaces(box: Sandbox):
+    box.files.write("a", b"long content")
+    box.files.write("a", b"short", mode=0o755)
+    assert box.files.read("a") == b"short"
+    assert box.files.stat("a").mode == 0o755
+
+
+def test_list_stat_exists_make_remove(box: Sandbox):
+    box.files.make_dir("d/e")
+    box.files.make_dir("d/e")
+    box.files.write("d/f", b"123")
+    box.commands.run("ln -s f d/link")
+    listed = [(entry.name, entry.type, entry.target) for entry in box.files.list("d")]
+    assert listed == [("e", "dir", ""), ("f", "file", ""), ("link", "link", "f")]
+    assert (box.files.stat("d/f").size, box.files.stat("d/f").name) == (3, "f")
+    assert box.files.exists("d/link")
+    box.files.remove("d")
+    assert not box.files.exists("d")
+    with pytest.raises(FileMissing, match="d: No such file"):
+        box.files.remove("d")
+
+
+def test_missing_files_are_file_not_found_errors(box: Sandbox):
+    with pytest.raises(FileNotFoundError, match="/absent: No such file"):
+        box.files.read("/absent")
+    with pytest.raises(FileMissing):
+        box.files.list("/absent")
+
+
+def test_a_directory_is_no_file(box: Sandbox):
+    with pytest.raises(FileError, match="Is a directory"):
+        box.files.read("/tmp")
+    with pytest.raises(FileError, match="Is a directory"):
+        box.files.write("/tmp", b"")
+
+
+def test_fifos_sockets_and_devices_never_block(box: Sandbox):
+    box.commands.run("mkfifo /tmp/fifo")
+    reader = box.commands.start("exec 3<>/tmp/fifo; sleep 1000")
+    for path in ["/tmp/fifo", "/dev/zero", "/dev/null", "/dev/tty"]:
+        with pytest.raises(FileError):
+            box.files.read(path)
+        with pytest.raises(FileError):
+            box.files.write(path, b"x")
+    with pytest.raises(UnsafePath):
+        box.files.read("/dev/zero")
+    reader.kill()
+
+
+def test_a_file_larger_than_allowed_is_not_read_in_part(box: Sandbox):
+    box.files.write("big", b"x" * 1001)
+    assert len(box.files.read("big", max_bytes=1001)) == 1001
+    with pytest.raises(FileTooLarge):
+        box.files.read("big", max_bytes=1000)
+
+
+def test_an_endless_file_is_cut_off(box: Sandbox):
+    box.commands.run("truncate -s 200M /tmp/sparse")
+    with pytest.raises(FileTooLarge):
+        box.files.read("/tmp/sparse", max_bytes=1_000_000)
+
+
+def test_a_full_layer_is_no_space(create, substrate: str):
+    box = create(substrate=substrate, disk_mb=2)
+    with pytest.raises(NoSpace):
+        box.files.write("big", b"x" * (4 << 20))
+
+
+def test_read_only_places_refuse(box: Sandbox):
+    with pytest.raises(FileError, match="Read-only file system"):
+        box.files.write("/usr/bin/x", b"")
+
+
+def test_links_lead_nowhere_but_inside(box: Sandbox, tmp_path: Path):
+    (tmp_path / "secret").write_text("host")
+    box.commands.run(
+        f"ln -s {tmp_path}/secret out; ln -s /../../../etc/hostname up; ln -s /proc/1/root/etc/shadow proc"
+    )
+    with pytest.raises(FileMissing):
+        box.files.read("out")
+    assert box.files.read("up") == b"dockyard\n"
+    with pytest.raises(FileError):
+        box.files.read("proc")
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "x" * 5000])
+def test_unusable_paths_are_refused(create, path: str):
+    with pytest.raises((InvalidArgument, FileError)):
+        create().files.read(path)
+
+
+def test_the_root_is_not_removed(create):
+    with pytest.raises(InvalidArgument):
+        create().files.remove("/")
+
+
+def test_a_directory_goes_in_and_comes_out(box: Sandbox, tmp_path: Path):
+    source = tmp_path / "source"
+    (source / "a" / "b").mkdir(parents=True)
+    (source / "a" / "b" / "run").write_bytes(b"#!/bin/sh\necho ran\n")
+    (source / "a" / "b" / "run").chmod(0o755)
+    (source / "empty").mkdir()
+    (source / "link").symlink_to("/etc/passwd")
+    assert box.files.upload_dir(source, "project") == 1
+    assert box.commands.run("project/a/b/run").stdout == "ran\n"
+
+    box.commands.run("mkfifo project/fifo; ln -s /etc/passwd project/out; ln -s .. project/loop")
+    download = box.files.download_dir("project")
+    assert download.files == {"a/b/run": b"#!/bin/sh\necho ran\n"}
+    assert download.links == {"out": "/etc/passwd", "loop": ".."}
+    assert set(download.directories) == {"a", "a/b", "empty"}
+    assert download.skipped == ("fifo",)
+
+    download.write_to(tmp_path / "target")
+    assert (tmp_path / "target" / "a" / "b" / "run").read_bytes() == b"#!/bin/sh\necho ran\n"
+    assert not (tmp_path / "target" / "out").is_symlink()
+
+
+def test_a_download_is_bounded_in_all(box: Sandbox):
+    box.commands.run("mkdir d; for i in 1 2 3; do head -c 1000 /dev/zero > d/$i; done")
+    assert len(box.files.download_dir("d", max_bytes=3000).files) == 3
+    with pytest.raises(FileTooLarge):
+        box.files.download_dir("d", max_bytes=2999)
+
+
+def test_a_tree_that_is_too_deep_is_refused(box: Sandbox):
+    script = "import os\nfor _ in range(300): os.mkdir('d'); os.chdir('d')"
+    box.commands.run(["python3", "-c", script])
+    with pytest.raises(UnsafePath, match="too deep"):
+        box.files.download_dir(".")
+
+
+def test_names_that_are_no_utf8(box: Sandbox):
+    box.commands.run("touch $'\\xff\\xfe'")
+    (entry,) = box.files.list()
+    assert os.fsencode(entry.name) == b"\xff\xfe"
+    box.files.write(entry.name, b"1")
+    assert box.files.download_dir(".").files == {entry.name: b"1"}

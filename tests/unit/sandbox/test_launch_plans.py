@@ -1,0 +1,158 @@
+"""What each substrate asks launch for."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from sandbox.errors import InvalidArgument, UnsupportedError
+from sandbox.images import Bind, Image, prepare_image
+from sandbox.limits import Asked, settle
+from sandbox.policy import Policy
+from sandbox.substrates import find_substrate
+from sandbox.substrates.base import Blueprint
+from sandbox.substrates.container import find_runtime
+from sandbox.substrates.oci import oci_config
+
+IMAGE = Image(
+    name="host",
+    skeleton=Path("/state/images/host-1"),
+    binds=(Bind(Path("/usr"), "/usr"),),
+    masks=("/usr/local",),
+    writable=("/workspace",),
+    shell="/bin/bash",
+    env=MappingProxyType({}),
+)
+
+
+@pytest.fixture(autouse=True)
+def _tools_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory):
+    """Plans look programs up; what is installed here does not matter."""
+    place = tmp_path_factory.mktemp("bin")
+    for name in ("bwrap", "crun", "runc"):
+        (place / name).write_text("")
+        (place / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(place))
+
+
+def a_blueprint(**changes: object) -> Blueprint:
+    fields: dict[str, object] = {
+        "id": "sbx-1",
+        "image": IMAGE,
+        "limits": settle(Asked(), frozenset({"cpu", "memory", "pids", "disk"})),
+        "owner_uid": 600_000,
+        "privileged": True,
+        "cgroups": (Path("/sys/fs/cgroup/memory/dockyard/key/sbx-1"),),
+        "pids_by_rlimit": False,
+        "hide_unified": Path("/sys/fs/cgroup/unified"),
+    }
+    return Blueprint(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["function", "container"])
+def test_every_plan_joins_its_cgroups_and_bounds_its_layer(name: str):
+    options = find_substrate(name).plan(a_blueprint()).options
+    for pair in [
+        ("--cgroup", "/sys/fs/cgroup/memory/dockyard/key/sbx-1"),
+        ("--layer-bytes", str(256 << 20)),
+        ("--mask", "/usr/local"),
+        ("--writable", "/workspace"),
+        ("--owner", "600000"),
+    ]:
+        assert pair in pairwise(options)
+    assert "--userns" not in options
+
+
+def test_function_drops_to_the_sandboxs_uid_before_bubblewrap():
+    plan = find_substrate("function").plan(a_blueprint())
+    assert "--drop" in plan.options
+    assert Path(plan.program[0]).name == "bwrap"
+    assert {"--unshare-user", "--unshare-net", "--unshare-pid", "--disable-userns"} <= set(plan.program)
+    assert plan.program[-6:] == ("/.dockyard/init", "init", "3", "sbx-1", "0", "0")
+
+
+def test_without_privilege_function_makes_a_user_namespace_and_limits_by_rlimit():
+    limits = settle(Asked(pids=40), frozenset({"pids", "disk"}))
+    plan = find_substrate("function").plan(
+        a_blueprint(privileged=False, cgroups=(), pids_by_rlimit=True, limits=limits, owner_uid=0)
+    )
+    assert "--userns" in plan.options
+    assert "--drop" not in plan.options
+    assert plan.program[-2:] == ("40", str(512 << 20))
+
+
+def test_crun_leaves_cgroups_alone_and_sees_one_version():
+    plan = find_substrate("container").plan(a_blueprint(runtime="crun"))
+    assert "--cgroup-manager=disabled" in plan.program
+    assert ("--hide", "/sys/fs/cgroup/unified") in pairwise(plan.options)
+    assert plan.oci_config is not None
+    assert "cgroupsPath" not in json.loads(plan.oci_config)["linux"]
+    assert not plan.all_hierarchies
+
+
+def test_runc_makes_its_cgroups_below_the_sandboxs():
+    plan = find_substrate("container").plan(a_blueprint(runtime="runc"))
+    assert plan.oci_config is not None
+    assert json.loads(plan.oci_config)["linux"]["cgroupsPath"] == "/dockyard/key/sbx-1/runtime"
+    assert plan.all_hierarchies
+
+
+def test_the_oci_process_has_no_power():
+    config = oci_config(["/init"], owner_uid=600_000, cgroup=None)
+    assert all(not granted for granted in config["process"]["capabilities"].values())
+    assert config["process"]["noNewPrivileges"] is True
+    assert {each["type"] for each in config["linux"]["namespaces"]} == {
+        *("pid", "mount", "ipc", "uts", "cgroup", "user", "network")
+    }
+    assert config["linux"]["uidMappings"] == [{"containerID": 0, "hostID": 600_000, "size": 65536}]
+    assert "/proc/kcore" in config["linux"]["maskedPaths"]
+    denied = {name for rule in config["linux"]["seccomp"]["syscalls"] for name in rule["names"]}
+    assert {"mount", "bpf", "keyctl", "io_uring_setup", "unshare"} <= denied
+
+
+def test_unknown_names_are_refused_with_the_known_ones():
+    with pytest.raises(InvalidArgument, match="'vm' is unknown") as caught:
+        find_substrate("vm")
+    assert "'function' or 'container'" in caught.value.hint
+
+
+def test_a_missing_runtime_is_named():
+    with pytest.raises(UnsupportedError, match="needs no-such-runtime"):
+        find_runtime("no-such-runtime")
+
+
+def test_container_needs_root():
+    with pytest.raises(UnsupportedError, match="needs root"):
+        find_substrate("container").check(privileged=False, runtime=None)
+
+
+def test_function_takes_no_runtime():
+    with pytest.raises(UnsupportedError, match="runtime='crun'"):
+        find_substrate("function").check(privileged=True, runtime="crun")
+
+
+def test_missing_bubblewrap_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnsupportedError, match="needs bubblewrap"):
+        find_substrate("function").check(privileged=True, runtime=None)
+
+
+def test_an_image_needs_init_and_toolkit(tmp_path: Path):
+    init = tmp_path / "init"
+    with pytest.raises(UnsupportedError, match=r"sandbox\.native\.build"):
+        prepare_image("host", state_dir=tmp_path, init=init, toolkit=tmp_path)
+    init.write_bytes(b"")
+    with pytest.raises(UnsupportedError, match="no toolkit at") as caught:
+        prepare_image("host", state_dir=tmp_path, init=init, toolkit=tmp_path / "absent")
+    assert f"--into {tmp_path / 'absent'}" in caught.value.hint
+    with pytest.raises(InvalidArgument, match="image='debian' is unknown"):
+        prepare_image("debian", state_dir=tmp_path, init=init, toolkit=tmp_path)
+
+
+def test_a_policy_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match="network"):
+        Policy(network="open")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="colour"):
+        Policy(colour="red")  # pyright: ignore[reportCallIssue]

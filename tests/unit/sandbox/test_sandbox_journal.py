@@ -1,0 +1,72 @@
+"""Records of what sandboxes own."""
+
+from pathlib import Path
+
+import pytest
+
+from sandbox.journal import Journal, Record
+from sandbox.processes import ProcessKey, boot_id, find_process, this_process
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path)
+
+
+def a_record(name: str = "sbx-1") -> Record:
+    return Record(name, this_process(), boot_id(), "function", cgroups=("/sys/fs/cgroup/x",))
+
+
+def test_a_record_comes_back_as_it_was(journal: Journal):
+    record = a_record().with_processes((ProcessKey(7, 8),))
+    journal.write(record)
+    assert journal.records() == [record]
+
+
+def test_a_later_record_replaces_the_earlier(journal: Journal):
+    journal.write(a_record())
+    journal.write(a_record().with_processes((ProcessKey(1, 2),)))
+    assert [record.processes for record in journal.records()] == [(ProcessKey(1, 2),)]
+
+
+def test_removing_is_idempotent(journal: Journal):
+    journal.write(a_record())
+    journal.remove("sbx-1")
+    journal.remove("sbx-1")
+    assert journal.records() == []
+    assert journal.strays() == []
+
+
+def test_an_absent_directory_has_no_records(tmp_path: Path):
+    assert Journal(tmp_path / "absent").records() == []
+    assert Journal(tmp_path / "absent").strays() == []
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"id": "sbx-2"}'])
+def test_a_torn_record_is_a_stray(journal: Journal, tmp_path: Path, content: str):
+    journal.write(a_record())
+    torn = tmp_path / "sandboxes" / "sbx-2.json"
+    torn.write_text(content)
+    assert [record.id for record in journal.records()] == ["sbx-1"]
+    assert journal.strays() == [torn]
+
+
+def test_a_draft_is_a_stray_once_its_writer_has_gone(journal: Journal, tmp_path: Path):
+    journal.write(a_record())
+    mine = tmp_path / "sandboxes" / f"sbx-3.{this_process().pid}.draft"
+    orphan = tmp_path / "sandboxes" / "sbx-4.4194999.draft"
+    mine.write_text("")
+    orphan.write_text("")
+    assert journal.strays() == [orphan]
+
+
+def test_this_process_is_alive_and_another_with_its_pid_would_not_be():
+    me = this_process()
+    assert me.is_alive()
+    assert not ProcessKey(me.pid, me.start_ticks + 1).is_alive()
+    assert find_process(me.pid) == me
+
+
+def test_killing_what_is_not_there_says_so():
+    assert not ProcessKey(4194999, 1).kill()
+    assert not ProcessKey(this_process().pid, 1).kill()
