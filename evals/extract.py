@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evals.problems import Problem
-from evals.syntax import parse_module, syntax_fault
+from evals.syntax import fault_line, parse_module, syntax_fault
 
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n`]*\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)", re.MULTILINE | re.DOTALL)
 _CODE_START = re.compile(r"^(?:def |async def |class |from \w|import |@\w)", re.MULTILINE)
@@ -56,7 +56,7 @@ def _candidates(reply: str, problem: Problem) -> Iterator[str]:
     defining = [block for block in blocks if f"def {problem.entry_point}" in block]
     support = "\n\n".join(_support(block) for block in blocks if block not in defining)
     for block in defining:
-        yield f"{support}\n\n{block}".lstrip()
+        yield f"{support}\n\n{_longest_program(block)}".lstrip()
     if not defining:
         for body in blocks or [reply]:
             yield from _completions(body, problem)
@@ -98,12 +98,21 @@ def _returns(source: str) -> bool:
 
 
 def _longest_program(text: str) -> str:
-    """`text` up to the last line with which it is still Python: prose after bare code goes."""
+    """`text` without the end that keeps it from being Python: prose after code, a block cut at its limit.
+
+    Cuts only before a line at the margin. A function that is itself broken stays broken.
+    """
     lines = text.splitlines()
-    for end in range(len(lines), 0, -1):
+    end = len(lines)
+    while end > 0:
         source = "\n".join(lines[:end])
-        if parse_module(source) is not None:
+        fault = fault_line(source)
+        if fault is None:
             return source
+        # What lies before the fault parsed so far: no longer prefix can help, so long texts cost few tries.
+        end = min(end, fault) - 1
+        while end > 0 and not lines[end][:1].strip():
+            end -= 1
     return text
 
 

@@ -34,6 +34,17 @@ def syntax_fault(source: str) -> str:
     return ""
 
 
+def fault_line(source: str) -> int | None:
+    """The line, from 1, at which a text stops being Python; None where it is. 1 where it cannot be told."""
+    try:
+        _parse(source)
+    except SyntaxError as error:
+        return max(error.lineno or 1, 1)
+    except _FAULTS:
+        return 1
+    return None
+
+
 def _parse(source: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an odd escape in a model's string is no fault

@@ -32,6 +32,7 @@ def run(reply):
         "    return x * x\n",
         "```python\n    return x * x\n```",
         "```python\nreturn x * x\n```",
+        "```python\ndef f(x):\n    return x * x\n\n\ndef test_f():\n    assert f(",  # cut after the function
         "1. Do this:\n   ```python\n   def f(x):\n       return x * x\n   ```\n",
         "```python\ndef f(x):\n    return math.floor(x * x)\n```",  # relies on the prompt's import
         "```python\ndef g(x):\n    return x\n```\nthen\n```python\ndef f(x):\n    return g(x) * x\n```",
@@ -56,6 +57,7 @@ def test_the_program_is_found(reply):
         ("Square x and return the result.", "no_code"),
         ("```python\ndef other(x):\n    return 1\n```", "no_code"),
         ("```python\ndef f(x):\n    return (x\n```", "syntax"),
+        ("```python\ndef f(x):\n    y = x\n    return (y", "syntax"),  # cut within the function
         ("```python\ndef f(x):\n    return 'a\x00'\n```", "syntax"),
     ],
 )
@@ -92,3 +94,9 @@ def test_canonical_solutions_survive_every_form():
 def test_no_reply_raises(reply):
     extraction = extract_program(reply, PROBLEM)
     assert (extraction.program == "") == (extraction.fault is not None)
+
+
+def test_a_long_reply_of_prose_costs_few_parses():
+    code = "def f(x):\n    return x * x\n"
+    assert run(code + "and so it goes on, line by line\n" * 3_000) == 9
+    assert run(code + "x = (\n" * 3_000) == 9
