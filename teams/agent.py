@@ -26,7 +26,7 @@ class AgentLimits:
     max_turns: int = 24
     max_tokens: int = 256  # of one answer
     max_malformed: int = 3  # answers in a row without a usable action, before the agent is given up
-    history_chars: int = 4_200  # of a whole conversation, about 1,500 tokens
+    history_chars: int = 3_000  # of a whole conversation, about 1,100 tokens of code and shell
     temperature: float = 0.0
     seed: int | None = None
 

@@ -43,7 +43,7 @@ def test_a_task_folder_without_tests_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("task", "advice"),
     [
-        ("name: toy\n", "instruction: Field required"),
+        ("name: toy\nsource: [a]\ntests: [t]\n", "instruction: Field required"),
         ("[1\n", "not valid YAML"),
         (
             "name: toy\ninstruction: m\nsource: [../x]\ntests: [t]\nfail_to_pass: [a]\n",
