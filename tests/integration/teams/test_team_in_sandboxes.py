@@ -6,9 +6,9 @@ import pytest
 from forced_model import ForcedModel
 
 from evals import team_humaneval
-from evals.grading import Execution
+from evals.humaneval_config import SandboxSettings
 from evals.problems import load_problems
-from sandbox import AsyncSandbox
+from evals.sandboxes import fresh_sandbox
 from teams.dag import Dag
 from teams.harness.sampler import SamplerLimits
 from teams.harness.task import RunOptions, TeamTask, run_program
@@ -77,13 +77,7 @@ def test_a_team_that_is_ended_leaves_no_process(boxes, end):
 
 @pytest.mark.parametrize("substrate", ["function"], indirect=True)
 def test_samplers_solve_a_humaneval_problem(boxes, tmp_path, toolkit):
-    async def execute(files, script):
-        options = {"state_dir": tmp_path / "state", "toolkit": toolkit}
-        async with await AsyncSandbox.create(**options) as box:
-            for name, data in files.items():
-                await box.files.write(f"/workspace/{name}", data)
-            result = await box.commands.run(["python3", script], timeout_s=20)
-        return Execution(result.exit_code, result.stdout, result.stderr, result.reason, result.duration_ms)
+    execute = fresh_sandbox(SandboxSettings(), state_dir=tmp_path / "state", toolkit=toolkit)
 
     def attempt(answer):
         return asyncio.run(
@@ -103,4 +97,4 @@ def test_samplers_solve_a_humaneval_problem(boxes, tmp_path, toolkit):
     assert {"lead", "sampler-2"} <= {part.agent for part in Dag(solved.events).critical_path().segments}
     unsolved = attempt(lambda seed: WRONG)
     assert not unsolved.result.solved
-    assert unsolved.result.verdict.detail == "no program passed the visible examples"
+    assert unsolved.result.verdict.detail == "the diff holds no solution.py"
