@@ -30,7 +30,7 @@ class RunOptions:
     run_id: str = field(default_factory=lambda: new_id("run"))
     limits: TeamLimits = field(default_factory=TeamLimits)
     clock: Clock = field(default_factory=SystemClock)
-    events_path: Path | None = None  # where the event log is kept; None: in memory only
+    events_path: Path | None = None  # where the events are kept, and beside them the mail; None: in memory
     progress: Callable[[str], None] = lambda line: None  # one short line an event; must not block
 
 
@@ -69,6 +69,7 @@ async def run_program(
         limits=options.limits,
         clock=options.clock,
         run_id=options.run_id,
+        journal=options.events_path and options.events_path.with_suffix(".mail.jsonl"),
         progress=options.progress,
     )
     try:

@@ -103,6 +103,7 @@ def test_the_live_harness_runs_the_same_loop(tmp_path):
     assert outcome.result.ended == "submit"
     assert model.seen[0][1].content == "look"
     assert path.stat().st_size > 0
+    assert path.with_suffix(".mail.jsonl").exists()
 
 
 def test_a_saved_recording_loads_again(tmp_path):

@@ -141,16 +141,26 @@ def test_the_events_of_a_team_leave_no_gap():
         assert len(scene.intervals(agent, "sandbox.create")) == 1
 
 
-def test_a_message_that_comes_early_waits_for_its_reader():
+def until(path):
+    """A command that ends once `path` is there."""
+    return f"while [ ! -e {path} ]; do sleep 0.02; done"
+
+
+def test_a_message_that_comes_early_waits_for_its_reader(tmp_path):
+    sent = tmp_path / "sent"
     scene = Scene(
         {
             "lead": [
                 action(do="spawn", name="ada", task="tell"),
-                action(do="run", cmd="sleep 0.2"),
+                action(do="run", cmd=until(sent)),
                 action(do="wait", **{"for": "message"}),
                 action(do="done"),
             ],
-            "ada": [action(do="send", to="lead", text="here"), action(do="done")],
+            "ada": [
+                action(do="send", to="lead", text="here"),
+                action(do="run", cmd=f"touch {sent}"),
+                action(do="done"),
+            ],
         }
     )
     scene.result = scene.run()
@@ -219,15 +229,16 @@ def test_turns_are_bounded():
     assert scene.run(max_turns=4).ended == "out of turns"
 
 
-def test_teammates_end_when_the_lead_submits(nothing_left):
+def test_teammates_end_when_the_lead_submits(nothing_left, tmp_path):
+    at_work = tmp_path / "at-work"
     scene = Scene(
         {
             "lead": [
                 action(do="spawn", name="ada", task="x"),
-                action(do="run", cmd="sleep 0.2"),
+                action(do="run", cmd=until(at_work)),
                 action(do="submit"),
             ],
-            "ada": [action(do="run", cmd="sleep 60")],
+            "ada": [action(do="run", cmd=f"touch {at_work}; sleep 60")],
         }
     )
     nothing_left(scene)
