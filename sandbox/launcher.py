@@ -37,6 +37,8 @@ def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str) -> Launched:
     with ExitStack() as on_failure:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         on_failure.callback(ours.close)
+        # Before anything is sent: the kernel adds the sender's pid only for one who has asked already.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         with theirs, _memory_file(b"") as errors:
             process = _spawn(init, plan, theirs, errors)
             theirs.close()  # or the stream would not end with the sandbox
@@ -68,7 +70,6 @@ def _spawn(init: Path, plan: LaunchPlan, control: socket.socket, errors: int) ->
 def _await_hello(control: socket.socket) -> int:
     """Init's pid on this host, vouched for by the kernel, which translates it between pid namespaces."""
     control.settimeout(HELLO_PATIENCE_S)
-    control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     size = socket.CMSG_SPACE(_CREDENTIALS.size)
     data, ancillary, _, _ = control.recvmsg(16, size)
     control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
@@ -79,6 +80,8 @@ def _await_hello(control: socket.socket) -> int:
     if hello.payload != struct.pack("=I", WIRE_VERSION):
         raise ValueError("dockyard-init is of another version; build it again")
     pid, _, _ = _CREDENTIALS.unpack(ancillary[0][2])
+    if pid <= 0:
+        raise ValueError("the kernel does not say which process it is")
     return pid
 
 

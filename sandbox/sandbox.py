@@ -23,7 +23,7 @@ from sandbox.ownership import Ownership
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
 from sandbox.policy import Policy
 from sandbox.substrates import find_substrate
-from sandbox.substrates.base import UIDS_A_SANDBOX, Blueprint
+from sandbox.substrates.base import UIDS_A_SANDBOX, Blueprint, LaunchPlan
 
 if TYPE_CHECKING:
     from sandbox.doctor import Capability
@@ -110,8 +110,25 @@ class Sandbox:
             labels=MappingProxyType(_checked_labels(labels or {})),
         )
         prepared = prepare_image(image, state_dir=state, init=INIT_BINARY, toolkit=tools)
-        launched, ownership = _bring_up(info, prepared, state, hierarchies, runtime)
-        return cls(info, prepared, ownership, launched, SystemClock())
+        plan = _plan(info, prepared, state, hierarchies, runtime)
+        ownership = Ownership(
+            info.id,
+            state_dir=state,
+            substrate=substrate,
+            groups=cgroups.plan_groups(hierarchies, cgroups.state_key(state), info.id),
+            all_hierarchies=plan.all_hierarchies,
+        )
+        launched: Launched | None = None
+        try:
+            ownership.create(info.limits)
+            launched = launch(INIT_BINARY, plan, sandbox_id=info.id)
+            ownership.note_processes(launched)
+            return cls(info, prepared, ownership, launched, SystemClock())
+        except BaseException:
+            if launched is not None:
+                launched.control.close()  # upon which init ends, and the launcher with it
+            ownership.release(launched.process if launched is not None else None)
+            raise
 
     @staticmethod
     def capabilities(
@@ -170,45 +187,26 @@ class Sandbox:
         self.kill()
 
 
-def _bring_up(
+def _plan(
     info: SandboxInfo,
     image: Image,
     state_dir: Path,
     hierarchies: tuple[cgroups.Hierarchy, ...],
     runtime: str | None,
-) -> tuple[Launched, Ownership]:
+) -> LaunchPlan:
     groups = cgroups.plan_groups(hierarchies, cgroups.state_key(state_dir), info.id)
-    plan = find_substrate(info.substrate).plan(
-        Blueprint(
-            id=info.id,
-            image=image,
-            limits=info.limits,
-            owner_uid=_fresh_uid() if _is_privileged() else 0,
-            privileged=_is_privileged(),
-            cgroups=tuple(group.path for group in groups),
-            pids_by_rlimit="pids" not in cgroups.enforceable(hierarchies),
-            hide_unified=_second_version(hierarchies),
-            runtime=runtime,
-        )
+    blueprint = Blueprint(
+        id=info.id,
+        image=image,
+        limits=info.limits,
+        owner_uid=_fresh_uid() if _is_privileged() else 0,
+        privileged=_is_privileged(),
+        cgroups=tuple(group.path for group in groups),
+        pids_by_rlimit="pids" not in cgroups.enforceable(hierarchies),
+        hide_unified=_second_version(hierarchies),
+        runtime=runtime,
     )
-    ownership = Ownership(
-        info.id,
-        state_dir=state_dir,
-        substrate=info.substrate,
-        groups=groups,
-        all_hierarchies=plan.all_hierarchies,
-    )
-    launched: Launched | None = None
-    try:
-        ownership.create(info.limits)
-        launched = launch(INIT_BINARY, plan, sandbox_id=info.id)
-        ownership.note_processes(launched)
-    except BaseException:
-        if launched is not None:
-            launched.control.close()  # upon which init ends, and the launcher with it
-        ownership.release(launched.process if launched is not None else None)
-        raise
-    return launched, ownership
+    return find_substrate(info.substrate).plan(blueprint)
 
 
 def _is_privileged() -> bool:

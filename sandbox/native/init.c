@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 enum { IN, OUT, ERR, STATUS, NUM_PIPES };
-enum { DRAIN_CHUNKS = 16 }; /* 1 MiB, the largest pipe: what the program had written before it ended */
+enum { PIPE_BYTES = 1 << 18, DRAIN_CHUNKS = 16 }; /* a drain takes 1 MiB, the largest pipe there can be */
 
 struct command {
     pid_t minder; /* 0 = free slot */
@@ -68,6 +68,7 @@ static bool open_pipes(int ours[NUM_PIPES], int theirs[NUM_PIPES], bool with_inp
         ours[which] = ends[which == IN];
         theirs[which] = ends[which != IN];
         fcntl(ours[which], F_SETFL, O_NONBLOCK);
+        if (which == OUT) fcntl(ours[which], F_SETPIPE_SZ, PIPE_BYTES); /* fewer switches; may be refused */
     }
     if (!with_input) theirs[IN] = open("/dev/null", O_RDONLY | O_CLOEXEC);
     return theirs[IN] >= 0;

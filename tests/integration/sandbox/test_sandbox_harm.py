@@ -81,6 +81,8 @@ def test_memory_hidden_in_files_counts(create, substrate: str):
     box = create(substrate=substrate, memory_mb=64, disk_mb=512)
     result = box.commands.run("head -c 400M /dev/zero > /workspace/big")
     assert result.reason == "oom"
+    box.files.remove("/workspace/big")
+    assert box.commands.run("echo alive").stdout == "alive\n"
 
 
 def test_printing_for_ever_ends_with_output_limit_in_flat_memory(create, substrate: str):

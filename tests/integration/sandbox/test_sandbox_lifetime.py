@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -97,11 +98,31 @@ def test_runc_works_like_crun(create):
 
 
 def test_cycles_leave_no_thread_and_no_descriptor(create):
-    for _ in range(20):
+    for _ in range(30):
         box = create()
         box.commands.run("true")
         box.kill()
     # `create` compares descriptors and looks for leftovers
+
+
+def test_sandboxes_come_and_go_in_many_threads(create):
+    """The last to go removes the shared parent cgroup, the next to come makes it again."""
+    failures: list[BaseException] = []
+
+    def cycle(index: int) -> None:
+        try:
+            for _ in range(4):
+                with create(substrate="function") as box:
+                    assert box.commands.run(f"echo {index}").stdout == f"{index}\n"
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=cycle, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
 
 
 OWNER = """
