@@ -2,7 +2,10 @@
 
 `python -m bench.critical_path_known --json [--quick]`. Known answers: the CPM textbook project, closed forms
 of fork-join and of reduction trees, the stage formula of critical steps, and random projects for which
-networkx is the oracle. `--quick` checks fewer random projects and times one run instead of five.
+networkx is the oracle. `--quick` checks fewer random projects and times two runs instead of five.
+
+The value is CPU time: the analysis is one thread that never waits, so on an idle machine this is also the
+wall time, and on a busy one it does not measure the neighbours. Wall times stand beside it.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import networkx
@@ -158,29 +162,54 @@ def large_log(num_events: int, num_agents: int = 50) -> EventLog:
     return log
 
 
-def seconds_of(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of one call."""
+
+    cpu_s: float
+    wall_s: float
+
+
+def spent(call: Callable[[], object]) -> Spent:
+    wall, cpu = time.perf_counter(), time.process_time()
     call()
-    return time.perf_counter() - begin
+    return Spent(time.process_time() - cpu, time.perf_counter() - wall)
 
 
-def measure(repeats: int) -> dict[str, object]:
-    """Seconds for the large log; the least of the repeats is the least disturbed."""
+@dataclass(frozen=True, slots=True)
+class Large:
+    """The large log: seconds of CPU, and whether what must hold exactly does."""
+
+    events: int
+    segments: int
+    path: tuple[Spent, ...]  # building the network and walking it
+    slack: Spent
+    statistics: Spent
+    what_if: Spent
+    sums_exactly: bool
+    what_if_of_nothing_is_the_run: bool
+
+    @property
+    def path_cpu_s(self) -> float:
+        """The least of the repeats is the least disturbed."""
+        return min(each.cpu_s for each in self.path)
+
+
+def measure(repeats: int) -> Large:
     log = large_log(NUM_EVENTS)
-    path_s = [seconds_of(lambda: Dag(log).critical_path()) for _ in range(repeats)]
+    path_spent = tuple(spent(lambda: Dag(log).critical_path()) for _ in range(repeats))
     run = Dag(log)
     path = run.critical_path()
-    return {
-        "events": len(log.intervals) + len(log.edges),
-        "path_s": min(path_s),
-        "path_s_all": path_s,
-        "slack_s": seconds_of(run.slack),
-        "statistics_s": seconds_of(run.statistics),
-        "what_if_s": seconds_of(lambda: run.what_if(Scale(2.0, kind="model.decode"))),
-        "segments": len(path.segments),
-        "sums_exactly": sum(s.duration_ns for s in path.segments) == path.makespan_ns,
-        "what_if_of_nothing_is_the_run": run.what_if().path == path,
-    }
+    return Large(
+        events=len(log.intervals) + len(log.edges),
+        segments=len(path.segments),
+        path=path_spent,
+        slack=spent(run.slack),
+        statistics=spent(run.statistics),
+        what_if=spent(lambda: run.what_if(Scale(2.0, kind="model.decode"))),
+        sums_exactly=sum(s.duration_ns for s in path.segments) == path.makespan_ns,
+        what_if_of_nothing_is_the_run=run.what_if().path == path,
+    )
 
 
 def report(quick: bool) -> dict[str, object]:
@@ -192,30 +221,28 @@ def report(quick: bool) -> dict[str, object]:
         "stages": stages(),
         "random_projects": random_projects(50 if quick else 1_000),
     }
-    large = measure(1 if quick else 5)
-    value = large["path_s"]
-    assert isinstance(value, float)
-    exact = large["sums_exactly"] is True and large["what_if_of_nothing_is_the_run"] is True
+    large = measure(2 if quick else 5)
+    exact = large.sums_exactly and large.what_if_of_nothing_is_the_run
     return {
         "name": "critical_path_known",
-        "value": value,
-        "unit": f"s for {NUM_EVENTS} events",
+        "value": large.path_cpu_s,
+        "unit": f"CPU s for {NUM_EVENTS} events",
         "peer": None,
         "peer_value": None,
         "ratio": None,
         "target": TARGET_S,
-        "met": all(known.values()) and exact and value <= TARGET_S,
+        "met": all(known.values()) and exact and large.path_cpu_s <= TARGET_S,
         "env": {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg()[0]},
         "quick": quick,
         "known_answers": known,
-        "large": large,
+        "large": asdict(large),
     }
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.critical_path_known", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    parser.add_argument("--quick", action="store_true", help="fewer random projects, one timed run")
+    parser.add_argument("--quick", action="store_true", help="fewer random projects, two timed runs")
     options = parser.parse_args(arguments)
     found = report(options.quick)
     if options.json:
