@@ -25,21 +25,35 @@ static inline float *entry(const struct paging *p, int64_t row, int64_t position
     return p->cache + slot * p->kv_heads * p->d;
 }
 
-static float scores_of(const struct paging *p, int64_t row, int64_t kv, const float *q, float scale, float *scores) {
-    float highest = -INFINITY;
-    for (int64_t t = 0; t <= p->positions[row]; t++) {
-        const float *key = entry(p, row, t, 0) + kv * p->d;
-        vec sum = {0};
-        for (int64_t i = 0; i < p->d; i += LANES) sum += load(q + i) * load(key + i);
-        scores[t] = horizontal_sum(sum) * scale;
-        highest = scores[t] > highest ? scores[t] : highest;
-    }
-    return highest;
+/* q . k for one position, not yet summed over the lanes. */
+static inline __attribute__((always_inline)) vec product(const float *q, const float *key, const int64_t n) {
+    vec sum = splat(0.0f);
+    for (int64_t i = 0; i < n; i++) sum += load(q + i * LANES) * load(key + i * LANES);
+    return sum;
 }
 
-/* Turns scores into exponentials in place; the tail is padded with -inf up to a whole vector. */
+/* Fills scores[0..positions], padded with -inf to a whole vector; returns the highest. n is d / LANES. */
+static inline __attribute__((always_inline)) float scores_of(const struct paging *p, int64_t row, int64_t kv,
+                                                             const float *q, float scale, float *scores,
+                                                             const int64_t n) {
+    const int64_t count = p->positions[row] + 1;
+    vec highest = splat(-INFINITY);
+    for (int64_t t = 0; t < count; t += LANES) {
+        vec products[LANES];
+        for (int64_t i = 0; i < LANES; i++)
+            products[i] = t + i < count ? product(q, entry(p, row, t + i, 0) + kv * p->d, n) : splat(0.0f);
+        vec s = horizontal_sums(products) * scale;
+        for (int64_t i = count - t; i < LANES; i++) s[i] = -INFINITY;
+        store(scores + t, s);
+        highest = pick(s > highest, s, highest);
+    }
+    float most = -INFINITY;
+    for (int i = 0; i < LANES; i++) most = highest[i] > most ? highest[i] : most;
+    return most;
+}
+
+/* Turns padded scores into exponentials in place; returns their sum. */
 static float exponentials(float *scores, int64_t n, float highest) {
-    for (int64_t t = n; t % LANES != 0; t++) scores[t] = -INFINITY;
     vec sum = {0};
     for (int64_t t = 0; t < n; t += LANES) {
         const vec e = exp_nonpositive(load(scores + t) - highest);
@@ -49,16 +63,32 @@ static float exponentials(float *scores, int64_t n, float highest) {
     return horizontal_sum(sum);
 }
 
-static void weighted_values(const struct paging *p, int64_t row, int64_t kv, const float *weights, float total,
-                            float *out) {
-    vec acc[MAX_D / LANES] = {0};
-    const int64_t n = p->d / LANES;
+static inline __attribute__((always_inline)) void weighted_values(const struct paging *p, int64_t row, int64_t kv,
+                                                                  const float *weights, float total, float *out,
+                                                                  const int64_t n) {
+    vec acc[MAX_D / LANES];
+    for (int64_t i = 0; i < n; i++) acc[i] = splat(0.0f);
     for (int64_t t = 0; t <= p->positions[row]; t++) {
         const float *value = entry(p, row, t, 1) + kv * p->d;
         const vec w = splat(weights[t]);
         for (int64_t i = 0; i < n; i++) acc[i] += load(value + i * LANES) * w;
     }
     for (int64_t i = 0; i < n; i++) store(out + i * LANES, acc[i] / total);
+}
+
+static inline __attribute__((always_inline)) void attend(const struct paging *p, int64_t row, int64_t kv, const float *q,
+                                                         float scale, float *scores, float *out, const int64_t n) {
+    const float highest = scores_of(p, row, kv, q, scale, scores, n);
+    const float total = exponentials(scores, p->positions[row] + 1, highest);
+    weighted_values(p, row, kv, scores, total, out, n);
+}
+
+/* The common head sizes get loops of constant length, whose accumulators stay in registers. */
+static void attend_any(const struct paging *p, int64_t row, int64_t kv, const float *q, float scale, float *scores,
+                       float *out) {
+    if (p->d == 64) attend(p, row, kv, q, scale, scores, out, 64 / LANES);
+    else if (p->d == 128) attend(p, row, kv, q, scale, scores, out, 128 / LANES);
+    else attend(p, row, kv, q, scale, scores, out, p->d / LANES);
 }
 
 /* q, out: [rows, heads, d]; d is a multiple of LANES and at most MAX_D. Returns 0, or -1 when memory ran
@@ -81,10 +111,7 @@ int dockyard_paged_attention(const struct paging *p, const float *q, int64_t row
         for (int64_t item = 0; item < rows * p->heads; item++) {
             if (scores == NULL) continue;
             const int64_t row = item / p->heads, head = item % p->heads, kv = head / group;
-            const float *query = q + item * p->d;
-            const float highest = scores_of(p, row, kv, query, scale, scores);
-            const float total = exponentials(scores, p->positions[row] + 1, highest);
-            weighted_values(p, row, kv, scores, total, out + item * p->d);
+            attend_any(p, row, kv, q + item * p->d, scale, scores, out + item * p->d);
         }
         free(scores);
     }

@@ -1,8 +1,7 @@
 /* y[M, N] = x[M, K] . W[N, K]^T with W as the GGUF file stores it, or float32.
  *
- * A tile of weight rows is dequantised once into a buffer that stays in the first-level cache, then
- * multiplied with every row of x in tiles of three. Reading 4-bit weights costs a sixth of the memory
- * traffic of float32, which is what bounds decoding.
+ * A group of weight rows is dequantised once into a buffer, then multiplied with every row of x. Reading
+ * 4-bit weights costs a sixth of the memory traffic of float32, which is what bounds decoding.
  */
 #include <stddef.h>
 #include <stdlib.h>
@@ -10,7 +9,8 @@
 #include "vector.h"
 
 enum format { F32 = 0, Q4_1 = 3, Q8_0 = 8 }; /* the numbers that GGML gives to its types */
-enum { BLOCK = 32, TILE_N = 4, TILE_M = 3, MAX_K = 16384 };
+/* A group of weight rows is dequantised at a time; 12 rows by 256 columns of x are 12 KiB. */
+enum { BLOCK = 32, GROUP = 8, PANEL = 12, TILE_M = 3, STRETCH = 256, MAX_K = 16384 };
 
 struct weight {
     const uint8_t *data; /* N rows of row_bytes */
@@ -49,85 +49,101 @@ static void dequantize_q8_0(const uint8_t *row, int64_t k, float *restrict out) 
     }
 }
 
-static const float *dequantize(const struct weight *w, int64_t row, int64_t k, float *buffer) {
+static void dequantize(const struct weight *w, int64_t row, int64_t k, float *out) {
     const uint8_t *data = w->data + row * w->row_bytes;
-    if (w->format == F32) return (const float *)data;
     if (w->format == Q4_1)
-        dequantize_q4_1(data, k, buffer);
+        dequantize_q4_1(data, k, out);
+    else if (w->format == Q8_0)
+        dequantize_q8_0(data, k, out);
     else
-        dequantize_q8_0(data, k, buffer);
-    return buffer;
+        memcpy(out, data, (size_t)k * sizeof(float));
 }
 
-/* m and n are constants at each call, so that the loops unroll into registers. */
-static inline __attribute__((always_inline)) void tile(const int m, const int n, const float *const *w,
-                                                       const float *x, int64_t k, float *out, int64_t stride) {
-    vec acc[TILE_M][TILE_N];
+/* Adds the products over one stretch of k to acc[m][GROUP]. m and n are constants at each call, so that the
+ * loops unroll and the accumulators live in registers meanwhile. */
+static inline __attribute__((always_inline)) void tile(const int m, const int n, const float *w, const float *x,
+                                                       int64_t k, int64_t stretch, vec *acc) {
+    vec sum[TILE_M][8];
     for (int r = 0; r < m; r++)
-        for (int c = 0; c < n; c++) acc[r][c] = splat(0.0f);
-    for (int64_t i = 0; i < k; i += LANES) {
+        for (int c = 0; c < n; c++) sum[r][c] = acc[r * GROUP + c];
+    for (int64_t i = 0; i < stretch; i += LANES) {
         vec xv[TILE_M];
         for (int r = 0; r < m; r++) xv[r] = load(x + r * k + i);
         for (int c = 0; c < n; c++) {
-            const vec wv = in_register(load(w[c] + i));
-            for (int r = 0; r < m; r++) acc[r][c] += xv[r] * wv;
+            const vec wv = in_register(load(w + c * k + i));
+            for (int r = 0; r < m; r++) sum[r][c] += xv[r] * wv;
         }
     }
     for (int r = 0; r < m; r++)
-        for (int c = 0; c < n; c++) out[r * stride + c] = horizontal_sum(acc[r][c]);
+        for (int c = 0; c < n; c++) acc[r * GROUP + c] = sum[r][c];
 }
 
-static void tile_rows(const int n, const float *const *w, const float *x, int64_t m, int64_t k, float *out,
-                      int64_t stride) {
-    int64_t r = 0;
-    for (; r + 3 <= m; r += 3) {
-        if (n == 4) tile(3, 4, w, x + r * k, k, out + r * stride, stride);
-        else for (int c = 0; c < n; c++) tile(3, 1, w + c, x + r * k, k, out + r * stride + c, stride);
-    }
-    for (; r < m; r++) {
-        if (n == 4) tile(1, 4, w, x + r * k, k, out + r * stride, stride);
-        else for (int c = 0; c < n; c++) tile(1, 1, w + c, x + r * k, k, out + r * stride + c, stride);
+/* Up to PANEL rows of x against GROUP dequantised weight rows. Over a stretch of k both fit into the first-level
+ * cache; the accumulators are carried from stretch to stretch, which changes no order and so no bit. */
+static void panel(const float *w, const float *x, int64_t m, int64_t k, vec *acc) {
+    for (int64_t i = 0; i < m * GROUP; i++) acc[i] = splat(0.0f);
+    for (int64_t i = 0; i < k; i += STRETCH) {
+        const int64_t stretch = k - i < STRETCH ? k - i : STRETCH;
+        int64_t r = 0;
+        for (; r + TILE_M <= m; r += TILE_M)
+            for (int c = 0; c < GROUP; c += 4) tile(TILE_M, 4, w + c * k + i, x + r * k + i, k, stretch, acc + r * GROUP + c);
+        for (; r < m; r++)
+            for (int c = 0; c < GROUP; c += 8) tile(1, 8, w + c * k + i, x + r * k + i, k, stretch, acc + r * GROUP + c);
     }
 }
 
-static void weight_tile(const struct weight *w, int64_t row, const float *x, int64_t m, int64_t k, float *buffer) {
-    const int n = (int)(w->rows - row < TILE_N ? w->rows - row : TILE_N);
-    const float *rows[TILE_N];
-    for (int c = 0; c < n; c++) rows[c] = dequantize(w, row + c, k, buffer + c * k);
-    tile_rows(n, rows, x, m, k, w->out + row, w->rows);
+/* GROUP weight rows from `row` on, for all of x. Rows past the end repeat the last one and are not written. */
+static void weight_group(const struct weight *w, int64_t row, const float *x, int64_t m, int64_t k, float *buffer) {
+    const int64_t n = w->rows - row < GROUP ? w->rows - row : GROUP;
+    for (int64_t c = 0; c < GROUP; c++) dequantize(w, row + (c < n ? c : n - 1), k, buffer + c * k);
+    for (int64_t r = 0; r < m; r += PANEL) {
+        vec acc[PANEL * GROUP];
+        const int64_t rows = m - r < PANEL ? m - r : PANEL;
+        panel(buffer, x + r * k, rows, k, acc);
+        for (int64_t i = 0; i < rows; i++) {
+            float sums[GROUP];
+            for (int c = 0; c < GROUP; c += LANES) store(sums + c, horizontal_sums(acc + i * GROUP + c));
+            memcpy(w->out + (r + i) * w->rows + row, sums, (size_t)n * sizeof(float));
+        }
+    }
 }
 
 /* Several weights over the same x in one parallel region: waking threads costs more than a small product.
- * k is a multiple of 32 and at most MAX_K. Returns 0, or -1 when k is out of range. */
+ * k is a multiple of 32 and at most MAX_K. Returns 0, -1 when k is out of range, -2 when
+ * memory ran out. */
 int dockyard_linear(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
                     int32_t threads) {
     if (k % BLOCK != 0 || k > MAX_K || k <= 0) return -1;
-    int64_t tiles = 0;
-    for (int32_t i = 0; i < count; i++) tiles += (weights[i].rows + TILE_N - 1) / TILE_N;
+    int64_t groups = 0;
+    int failed = 0;
+    for (int32_t i = 0; i < count; i++) groups += (weights[i].rows + GROUP - 1) / GROUP;
 #pragma omp parallel num_threads(threads)
     {
-        float buffer[TILE_N * MAX_K] __attribute__((aligned(64)));
+        float *buffer = aligned_alloc(64, (size_t)(GROUP * k) * sizeof(float));
+        if (buffer == NULL) {
+#pragma omp atomic write
+            failed = 1;
+        }
 #pragma omp for schedule(static)
-        for (int64_t t = 0; t < tiles; t++) {
+        for (int64_t t = 0; t < groups; t++) {
+            if (buffer == NULL) continue;
             int64_t local = t;
             int32_t i = 0;
             for (;; i++) {
-                const int64_t own = (weights[i].rows + TILE_N - 1) / TILE_N;
+                const int64_t own = (weights[i].rows + GROUP - 1) / GROUP;
                 if (local < own) break;
                 local -= own;
             }
-            weight_tile(&weights[i], local * TILE_N, x, m, k, buffer);
+            weight_group(&weights[i], local * GROUP, x, m, k, buffer);
         }
+        free(buffer);
     }
-    return 0;
+    return failed ? -2 : 0;
 }
 
 /* Rows `ids` of a table, dequantised: the embedding look-up. */
 void dockyard_gather(const uint8_t *table, int64_t row_bytes, int32_t format, const int64_t *ids, int64_t m,
                      int64_t k, float *out) {
     struct weight w = {table, NULL, 0, row_bytes, format};
-    for (int64_t i = 0; i < m; i++) {
-        const float *row = dequantize(&w, ids[i], k, out + i * k);
-        if (row != out + i * k) memcpy(out + i * k, row, (size_t)k * sizeof(float));
-    }
+    for (int64_t i = 0; i < m; i++) dequantize(&w, ids[i], k, out + i * k);
 }

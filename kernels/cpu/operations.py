@@ -40,6 +40,8 @@ class CpuOperations:
             )
         )
         status = self._library.dockyard_linear(array, len(weights), x_MK.data_ptr(), m, k, self._threads)
+        if status == -2:
+            raise MemoryError("no memory for dequantised weights")
         if status != 0:
             raise ValueError(f"a product over {k} columns: the kernel takes multiples of 32 up to 16,384")
         return outs

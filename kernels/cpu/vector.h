@@ -66,6 +66,25 @@ static inline float horizontal_sum(vec v) {
     return v[0];
 }
 
+/* horizontal_sum of LANES vectors at once, to the same bits, in a third of the operations. */
+static inline vec horizontal_sums(const vec *v) {
+#if LANES == 8
+    vec t[4], u[2];
+    for (int i = 0; i < 4; i++)
+        t[i] = __builtin_shuffle(v[i], v[i + 4], (ivec){0, 1, 2, 3, 8, 9, 10, 11}) +
+               __builtin_shuffle(v[i], v[i + 4], (ivec){4, 5, 6, 7, 12, 13, 14, 15});
+    for (int i = 0; i < 2; i++)
+        u[i] = __builtin_shuffle(t[i], t[i + 2], (ivec){0, 1, 8, 9, 4, 5, 12, 13}) +
+               __builtin_shuffle(t[i], t[i + 2], (ivec){2, 3, 10, 11, 6, 7, 14, 15});
+    return __builtin_shuffle(u[0], u[1], (ivec){0, 8, 2, 10, 4, 12, 6, 14}) +
+           __builtin_shuffle(u[0], u[1], (ivec){1, 9, 3, 11, 5, 13, 7, 15});
+#else
+    vec sums;
+    for (int i = 0; i < LANES; i++) sums[i] = horizontal_sum(v[i]);
+    return sums;
+#endif
+}
+
 /* The low and the high nibbles of LANES bytes as floats. GCC 12 splits the portable form into scalars. */
 static inline void unpack_nibbles(const uint8_t *p, vec *low, vec *high) {
 #if defined(__AVX512F__)
