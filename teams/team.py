@@ -179,7 +179,8 @@ class Team:
         self, crew: _Crew, name: str, program: Program, recorder: Recorder
     ) -> tuple[Ending, Diff]:
         async with AsyncExitStack() as held:
-            model = self._models(name)
+            with recorder.interval("harness", "connect"):
+                model = self._models(name)
             held.push_async_callback(_undisturbed, model.close)
             with recorder.interval("sandbox.create"):
                 sandbox = await self._sandboxes(f"{self.run_id}.{name}", self._workspace)
