@@ -21,6 +21,7 @@ from engine.chat.tokenizer import tokenizer_from_gguf
 from engine.gguf_file import GgufFile, open_gguf
 from engine.model_path import model_path
 from gateway.service import ServedModel
+from protocol.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,16 @@ class Deployment:
             {"role": w.name, "pid": w.pid, "kind": "ray actor", **w.statistics()} for w in self.workers
         ]
         return {"id": self.id, "model": self.model.name, "workers": workers, "placement": list(self.placement)}
+
+    def set_pace(self, role: str, factor: float) -> None:
+        """Stretch a worker's steps to `factor` times their length. Blocks for a Ray call.
+
+        Raises InvalidInput where there is no such worker.
+        """
+        worker = next((worker for worker in self.workers if worker.name == role), None)
+        if worker is None:
+            raise InvalidInput(f"no worker {role!r}", hint=f"roles: {', '.join(w.name for w in self.workers)}")
+        worker.set_pace(factor)
 
 
 @contextmanager

@@ -50,9 +50,12 @@ async def _gateway(
     async def status() -> dict[str, Any]:
         return await asyncio.to_thread(deployment.describe)
 
+    async def set_pace(role: str, factor: float) -> None:
+        await asyncio.to_thread(deployment.set_pace, role, factor)
+
     others = [worker.socket_path for worker in deployment.workers[1:]]
     async with TokenClient(deployment.entry.socket_path, others) as client:
-        app = create_app(ChatService(deployment.model, client, config.gateway), status)
+        app = create_app(ChatService(deployment.model, client, config.gateway), status, set_pace)
         settings = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off",
             timeout_graceful_shutdown=int(config.gateway.drain_s) or None,

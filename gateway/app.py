@@ -17,16 +17,33 @@ from gateway.chat_reply import ChoiceResult, ReplyHead
 from gateway.chat_request import ChatRequest, parse_chat, prepare_chat
 from gateway.metrics import GatewayMetrics
 from gateway.service import ChatService
+from gateway.worker_pace import SetPace, is_this_host, parse_pace
+from protocol.errors import InvalidInput
 from protocol.ids import new_id
 
-_STATUS = {"invalid": 400, "overloaded": 429, "lost": 503, "internal": 500}
-_TYPES = {"invalid": "invalid_request_error", "overloaded": "rate_limit_exceeded"}
+_STATUS = {
+    "invalid": 400,
+    "forbidden": 403,
+    "not_found": 404,
+    "overloaded": 429,
+    "lost": 503,
+    "internal": 500,
+}
+_TYPES = {
+    "invalid": "invalid_request_error",
+    "forbidden": "permission_error",
+    "not_found": "not_found_error",
+    "overloaded": "rate_limit_exceeded",
+}
 
 Status = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 
 
-def create_app(service: ChatService, status: Status) -> FastAPI:
-    """The application. `status` gives what `/dockyard/status` shows: workers, placement, statistics."""
+def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastAPI:
+    """The application.
+
+    `status` gives what `/dockyard/status` shows: workers, placement, statistics. `set_pace` slows a worker.
+    """
     app = FastAPI(title="Dockyard", docs_url=None, redoc_url=None)
     metrics = GatewayMetrics(service.model.name)
 
@@ -69,11 +86,24 @@ def create_app(service: ChatService, status: Status) -> FastAPI:
     async def metrics_page() -> Response:
         return Response(metrics.render(service.client.num_running), media_type="text/plain; version=0.0.4")
 
+    async def pace(request: Request, role: str) -> Response:
+        if not is_this_host(request.client.host if request.client else None):
+            return _error("forbidden", "a worker's pace is set from the gateway's own host")
+        try:
+            factor = parse_pace(await _body(request, service.config.max_body_bytes))
+            await set_pace(role, factor)
+        except InvalidRequest as error:
+            return _error("invalid", str(error), error.parameter)
+        except InvalidInput as error:
+            return _error("not_found", str(error), "role")
+        return Response(msgspec.json.encode({"role": role, "factor": factor}), media_type="application/json")
+
     app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"])
     app.add_api_route("/v1/models", models, methods=["GET"])
     app.add_api_route("/health", health, methods=["GET"])
     app.add_api_route("/metrics", metrics_page, methods=["GET"])
     app.add_api_route("/dockyard/status", status, methods=["GET"])
+    app.add_api_route("/dockyard/workers/{role}/pace", pace, methods=["POST"])
     return app
 
 
