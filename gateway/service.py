@@ -12,6 +12,7 @@ from engine.chat.tokenizer import ChatTokenizer
 from gateway.chat_reply import ChoiceResult
 from gateway.chat_request import ChatRequest
 from gateway.config import GatewayConfig
+from protocol.clock import Clock, SystemClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,11 @@ class Delta:
 class ChatService:
     """Turns requests into text. Cancelling or closing an iterator aborts its choices on the workers."""
 
-    def __init__(self, model: ServedModel, client: TokenClient, config: GatewayConfig) -> None:
+    def __init__(
+        self, model: ServedModel, client: TokenClient, config: GatewayConfig, clock: Clock | None = None
+    ) -> None:
         self.model, self.client, self.config = model, client, config
+        self._clock = clock or SystemClock()
 
     async def deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
         """Text of all choices as it comes, in any order between choices. Raises RequestFailed."""
@@ -76,7 +80,7 @@ class ChatService:
     async def _choice(self, request: ChatRequest, index: int) -> AsyncIterator[Delta]:
         sampling = request.choices[index]
         stream = TextStream(self.model.tokenizer, sampling.stop)
-        count = 0
+        count, submitted_ns = 0, self._clock.now_ns()
         async with aclosing(self.client.generate(request.prompt_ids, sampling, request.priority)) as tokens:
             async for batch in tokens:
                 count += len(batch.token_ids)
@@ -86,5 +90,5 @@ class ChatService:
                     if text:
                         yield Delta(index, text)
                     continue
-                yield Delta(index, text, ChoiceResult(index, stream.text, reason, count, batch))
+                yield Delta(index, text, ChoiceResult(index, stream.text, reason, count, batch, submitted_ns))
                 return
