@@ -113,7 +113,8 @@ class EngineWorker:
 
     def _submit(self, message: Submit) -> None:
         try:
-            self.engine.add(Request(message.request_id, message.prompt_ids, message.sampling, message.priority))
+            request = Request(message.request_id, message.prompt_ids, message.sampling, message.priority)
+            self.engine.add(request, message.arrived_ns)
             self._owned.add(message.request_id)
         except InvalidRequest as error:
             self._server.send([Failed(message.request_id, "invalid", str(error), error.parameter)])

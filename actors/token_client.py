@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from actors.frames import BrokenFrame, pack_to_engine, read_from_engine
+from protocol.clock import SystemClock
 from protocol.errors import DockyardError
 from protocol.sampling import SamplingParams
 from protocol.wire import Abort, Failed, FromEngine, Hello, Submit, ToEngine, Tokens
@@ -33,6 +34,7 @@ class TokenClient:
         self._paths = (entry, *others)
         self._client = f"gw-{secrets.token_hex(4)}"
         self._numbers = itertools.count()
+        self._clock = SystemClock()
         self._writers: list[asyncio.StreamWriter] = []
         self._readers: list[asyncio.Task[None]] = []
         self._queues: dict[str, asyncio.Queue[FromEngine]] = {}
@@ -75,7 +77,7 @@ class TokenClient:
         self._queues[request_id] = inbox
         finished = False
         try:
-            self._send(self._writers[0], Submit(request_id, tuple(prompt_ids), sampling, priority))
+            self._send(self._writers[0], Submit(request_id, tuple(prompt_ids), sampling, self._clock.now_ns(), priority))
             async with aclosing(_in_order(inbox)) as ordered:
                 async for tokens in ordered:
                     finished = tokens.finish_reason is not None

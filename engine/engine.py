@@ -90,14 +90,20 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._sequences)
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises InvalidRequest, Overloaded."""
+    def add(self, request: Request, arrived_ns: int | None = None) -> None:
+        """Queue a request, which has waited since `arrived_ns`. Raises InvalidRequest, Overloaded."""
         self._validate(request)
-        self._enqueue(Sequence.start(request, self._clock.now_ns()))
+        self._enqueue(Sequence.start(request, arrived_ns or self._clock.now_ns()))
 
     def adopt(self, handoff: Handoff) -> None:
-        """Queue a request that a prefill worker has begun. Raises BrokenHandoff, Overloaded."""
-        self._enqueue(adopt(handoff, self.fingerprint, self.cache))
+        """Queue a request that a prefill worker has begun. Raises BrokenHandoff, InvalidRequest, Overloaded.
+
+        It is checked as in `add`: this engine's cache may be smaller than the prefill worker's, and a request
+        that never fits would wait for ever.
+        """
+        sequence = adopt(handoff, self.fingerprint, self.cache)
+        self._validate(sequence.request)
+        self._enqueue(sequence)
 
     def abort(self, request_id: str) -> bool:
         """Forget a request and free what it held; False where it is not here (any more)."""
@@ -121,14 +127,22 @@ class Engine:
         sampling: SamplingParams = SamplingParams(),
         tokenizer: ChatTokenizer | None = None,
     ) -> list[str]:  # noqa: B008 - frozen
-        """Texts for prompts, batched. Blocks until all have ended. Only in role `both`."""
+        """Texts for prompts, batched. Blocks until all have ended. Only in role `both`.
+
+        Raises InvalidRequest, Overloaded; then none of the prompts stays in the engine.
+        """
         tokenizer = tokenizer or tokenizer_from_gguf(self.model.file)
         streams: dict[str, TextStream] = {}
-        for index, prompt in enumerate(prompts):
-            ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            request = Request(f"generate-{index}", tuple(ids), sampling)
-            self.add(request)
-            streams[request.id] = TextStream(tokenizer, sampling.stop)
+        try:
+            for index, prompt in enumerate(prompts):
+                ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+                request = Request(f"generate-{index}", tuple(ids), sampling)
+                self.add(request)
+                streams[request.id] = TextStream(tokenizer, sampling.stop)
+        except BaseException:
+            for request_id in streams:
+                self.abort(request_id)
+            raise
         while self.has_work:
             for output in self.step().tokens:
                 stream = streams[output.request_id]

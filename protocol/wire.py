@@ -25,6 +25,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    arrived_ns: int  # when the gateway had the request: waiting for the engine's next step is queueing too
     priority: int = 0
 
 
