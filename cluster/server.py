@@ -80,14 +80,17 @@ class _Server(uvicorn.Server):
 def _listening(config: DockyardConfig) -> Iterator[socket.socket]:
     """The port, taken before anything heavy starts."""
     host, port = config.gateway.host, config.gateway.port
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # With the protocol named, asyncio turns Nagle's algorithm off for each connection. Without, the second
+    # write of a reply waits for the client's delayed acknowledgement of the first: 40 ms a request.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
         except OSError as error:
             raise ResourceShortage(
-                f"gateway port {port} on {host}: {error.strerror}", hint="choose another with --port, or 0 for a free one"
+                f"gateway port {port} on {host}: {error.strerror}",
+                hint="choose another with --port, or 0 for a free one",
             ) from error
         listener.listen(128)
         yield listener

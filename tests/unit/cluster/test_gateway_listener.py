@@ -1,0 +1,44 @@
+"""The gateway's listening socket: replies leave at once, and a taken port is said before anything starts."""
+
+import asyncio
+import socket
+
+import pytest
+
+from cluster.config import DockyardConfig
+from cluster.server import _listening
+from gateway.config import GatewayConfig
+from protocol.errors import ResourceShortage
+
+
+def config(port: int) -> DockyardConfig:
+    return DockyardConfig(gateway=GatewayConfig(port=port))
+
+
+def test_small_writes_of_a_reply_do_not_wait_for_each_other():
+    async def nodelay_of_a_connection() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = writer.get_extra_info("socket")
+            found.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+            await writer.wait_closed()
+
+        with _listening(config(0)) as listener:
+            address = listener.getsockname()
+            async with await asyncio.start_server(serve, sock=listener):
+                _, writer = await asyncio.open_connection(*address)
+                nodelay = await found
+                writer.close()
+                await writer.wait_closed()
+        return nodelay
+
+    assert asyncio.run(nodelay_of_a_connection()) != 0
+
+
+def test_a_taken_port_is_named():
+    with _listening(config(0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ResourceShortage, match=str(port)), _listening(config(port)):
+            pass
