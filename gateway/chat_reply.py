@@ -22,7 +22,6 @@ class ChoiceResult:
     finish_reason: str
     num_tokens: int
     last: Tokens
-    submitted_ns: int = 0  # when the gateway handed it to the workers; 0 where that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +90,14 @@ def usage(num_prompt: int, results: Sequence[ChoiceResult]) -> dict[str, Any]:
 def extension(head: ReplyHead, results: Sequence[ChoiceResult]) -> dict[str, Any]:
     """The timeline of the choice that ended last."""
     slowest = max(results, key=lambda result: result.last.produced_ns)
-    return {"request_id": head.id, "timeline": timeline(slowest.last, slowest.submitted_ns)}
+    return {"request_id": head.id, "timeline": timeline(slowest.last)}
 
 
-def timeline(last: Tokens, submitted_ns: int = 0) -> list[dict[str, Any]]:
-    """Consecutive stages of a request, in order; empty ones are left out.
-
-    Waiting begins when the gateway submits: an engine takes requests in between two steps, and stamps their
-    arrival then, which is a whole prefill of somebody else later.
-    """
+def timeline(last: Tokens) -> list[dict[str, Any]]:
+    """Consecutive stages of a request, in order; empty ones are left out."""
     adopted = last.adopted_ns or last.prefilled_ns
     bounds = [
-        ("model.queue", submitted_ns or last.arrived_ns, last.scheduled_ns),
+        ("model.queue", last.arrived_ns, last.scheduled_ns),
         ("model.prefill", last.scheduled_ns, last.prefilled_ns),
         ("model.transfer", last.prefilled_ns, adopted),
         ("model.decode", adopted, last.produced_ns),

@@ -12,7 +12,6 @@ from engine.chat.tokenizer import ChatTokenizer
 from gateway.chat_reply import ChoiceResult
 from gateway.chat_request import ChatRequest
 from gateway.config import GatewayConfig
-from protocol.clock import Clock, SystemClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +36,8 @@ class Delta:
 class ChatService:
     """Turns requests into text. Cancelling or closing an iterator aborts its choices on the workers."""
 
-    def __init__(
-        self, model: ServedModel, client: TokenClient, config: GatewayConfig, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, model: ServedModel, client: TokenClient, config: GatewayConfig) -> None:
         self.model, self.client, self.config = model, client, config
-        self._clock = clock or SystemClock()
 
     async def deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
         """Text of all choices as it comes, in any order between choices. Raises RequestFailed."""
@@ -69,7 +65,9 @@ class ChatService:
                     results.append(delta.result)
         return sorted(results, key=lambda result: result.index)
 
-    async def _feed(self, request: ChatRequest, index: int, merged: "asyncio.Queue[Delta | BaseException]") -> None:
+    async def _feed(
+        self, request: ChatRequest, index: int, merged: "asyncio.Queue[Delta | BaseException]"
+    ) -> None:
         try:
             async with aclosing(self._choice(request, index)) as deltas:
                 async for delta in deltas:
@@ -80,7 +78,7 @@ class ChatService:
     async def _choice(self, request: ChatRequest, index: int) -> AsyncIterator[Delta]:
         sampling = request.choices[index]
         stream = TextStream(self.model.tokenizer, sampling.stop)
-        count, submitted_ns = 0, self._clock.now_ns()
+        count = 0
         async with aclosing(self.client.generate(request.prompt_ids, sampling, request.priority)) as tokens:
             async for batch in tokens:
                 count += len(batch.token_ids)
@@ -90,5 +88,5 @@ class ChatService:
                     if text:
                         yield Delta(index, text)
                     continue
-                yield Delta(index, text, ChoiceResult(index, stream.text, reason, count, batch, submitted_ns))
+                yield Delta(index, text, ChoiceResult(index, stream.text, reason, count, batch))
                 return
