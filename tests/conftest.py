@@ -1,0 +1,34 @@
+"""Models and kernels that tests of several folders share."""
+
+from pathlib import Path
+
+import pytest
+from tiny_gguf import write_tiny_gguf
+
+from engine.chat.tokenizer import ChatTokenizer, tokenizer_from_gguf
+from engine.gguf_file import open_gguf
+from engine.model_path import model_path
+from kernels.cpu.build import build
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random llama of two layers: see tiny_gguf."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tiny_model: Path) -> ChatTokenizer:
+    return tokenizer_from_gguf(open_gguf(tiny_model))
+
+
+@pytest.fixture(scope="session")
+def cpu_library() -> Path:
+    """The C kernels of this processor, built if they are not."""
+    return build()
+
+
+@pytest.fixture(scope="session")
+def smollm2_file(cpu_library: Path) -> Path:
+    """The real model, to run on the C kernels."""
+    return model_path("smollm2")

@@ -1,0 +1,137 @@
+"""The scheduler over random loads, without a model: budgets kept, nobody forgotten, all finish."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cache.block_pool import BlockPool
+from engine.request import Request, Sequence, Stages
+from engine.scheduler.scheduler import Chunk, Scheduler
+from protocol.sampling import SamplingParams
+
+BLOCK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A request that arrives at a step; prompts of one kind share their start."""
+
+    kind: int
+    prompt: int
+    output: int
+    priority: int
+    step: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    finished: list[str] = field(default_factory=list)
+    steps: int = 0
+
+
+loads = st.builds(
+    Load, kind=st.integers(0, 2), prompt=st.integers(1, 30), output=st.integers(1, 10),
+    priority=st.integers(-1, 1), step=st.integers(0, 20),
+)  # fmt: skip
+
+
+def urgency(sequence: Sequence) -> tuple[int, int, str]:
+    return (sequence.request.priority, sequence.stages.arrived_ns, sequence.id)
+
+
+def arrive(number: int, load: Load) -> Sequence:
+    ids = tuple(load.kind * 100 + position // 8 for position in range(load.prompt))
+    request = Request(f"r{number}", ids, SamplingParams(max_tokens=load.output), load.priority)
+    return Sequence(request, list(ids), len(ids), stages=Stages(arrived_ns=load.step))
+
+
+def check_step(scheduler: Scheduler, chunks: list[Chunk], before: set[str], *, budget: int, limit: int) -> None:
+    names = [chunk.sequence.id for chunk in chunks]
+    assert len(set(names)) == len(names), "a sequence has two chunks in one step"
+    assert sum(chunk.count for chunk in chunks) <= budget
+    assert len(scheduler.running) <= limit
+    for chunk in chunks:
+        assert chunk.count >= 1
+        assert len(chunk.sequence.blocks) * BLOCK >= chunk.sequence.num_computed + chunk.count
+    admitted = [s for s in scheduler.running if s.id not in before]
+    assert all(urgency(s) < urgency(w) for s in admitted for w in scheduler.waiting), "somebody overtook"
+    decoding = [s for s in scheduler.running if s.num_missing == 1 and s.id in before]
+    if budget >= len(decoding):
+        assert {s.id for s in decoding} <= set(names), "a decoding sequence was skipped"
+
+
+def run(scheduler: Scheduler, loads: list[Load], *, budget: int, limit: int) -> Outcome:
+    coming = [(load.step, arrive(number, load)) for number, load in enumerate(loads)]
+    outcome = Outcome()
+    bound = 40 + sum(load.prompt + load.output for load in loads) * (1 + len(loads))
+    while coming or scheduler.waiting or scheduler.running:
+        for entry in [c for c in coming if c[0] <= outcome.steps]:
+            coming.remove(entry)
+            scheduler.add(entry[1])
+        before = {s.id for s in scheduler.running}
+        chunks = scheduler.schedule()
+        assert chunks or not (scheduler.waiting or scheduler.running), "there is work, and none was scheduled"
+        check_step(scheduler, chunks, before, budget=budget, limit=limit)
+        for chunk in chunks:
+            compute(scheduler, chunk, outcome)
+        scheduler.check_integrity()
+        outcome.steps += 1
+        assert outcome.steps < bound, "it does not end"
+    return outcome
+
+
+def compute(scheduler: Scheduler, chunk: Chunk, outcome: Outcome) -> None:
+    sequence, completes = chunk.sequence, chunk.completes
+    scheduler.computed(chunk)
+    if not completes:
+        return
+    sequence.token_ids.append(len(sequence.token_ids))
+    if sequence.num_generated == sequence.request.sampling.max_tokens:
+        scheduler.remove(sequence)
+        outcome.finished.append(sequence.id)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    loads=st.lists(loads, min_size=1, max_size=8),
+    num_blocks=st.integers(10, 24),
+    budget=st.integers(1, 40),
+    limit=st.integers(1, 6),
+)
+def test_all_finish_within_the_budget_and_in_order(
+    loads: list[Load], num_blocks: int, budget: int, limit: int
+) -> None:
+    pool = BlockPool(num_blocks, BLOCK)
+    scheduler = Scheduler(pool, max_sequences=limit, token_budget=budget, salt=b"model")
+    outcome = run(scheduler, loads, budget=budget, limit=limit)
+    assert sorted(outcome.finished) == sorted(f"r{n}" for n in range(len(loads)))
+    assert pool.statistics().held == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(1, 20), min_size=2, max_size=6), budget=st.integers(1, 30))
+def test_equal_requests_finish_in_order_of_arrival(lengths: list[int], budget: int) -> None:
+    loads = [Load(0, max(lengths), 5, 0, step) for step in range(len(lengths))]
+    scheduler = Scheduler(BlockPool(12, BLOCK), max_sequences=4, token_budget=budget, salt=b"model")
+    assert run(scheduler, loads, budget=budget, limit=4).finished == [f"r{n}" for n in range(len(loads))]
+
+
+def test_a_prompt_known_to_the_cache_starts_behind_it() -> None:
+    scheduler = Scheduler(BlockPool(20, BLOCK), max_sequences=4, token_budget=64, salt=b"model")
+    run(scheduler, [Load(0, 18, 1, 0, 0)], budget=64, limit=4)
+    again = arrive(1, Load(0, 18, 1, 0, 0))
+    scheduler.add(again)
+    (chunk,) = scheduler.schedule()
+    assert (again.num_cached, chunk.count) == (16, 2)
+    scheduler.remove(again)
+    scheduler.check_integrity()
+
+
+def test_another_model_shares_no_prefix() -> None:
+    pool = BlockPool(20, BLOCK)
+    run(Scheduler(pool, max_sequences=4, token_budget=64, salt=b"one"), [Load(0, 18, 1, 0, 0)], budget=64, limit=4)
+    other = Scheduler(pool, max_sequences=4, token_budget=64, salt=b"two")
+    other.add(sequence := arrive(1, Load(0, 18, 1, 0, 0)))
+    other.schedule()
+    assert sequence.num_cached == 0

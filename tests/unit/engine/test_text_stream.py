@@ -1,0 +1,85 @@
+"""Streamed text equals the text of all tokens at once, wherever it is cut."""
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tiny_gguf import EOS, byte_ids
+
+from engine.chat.text_stream import TextStream
+from engine.chat.tokenizer import ChatTokenizer
+
+texts = st.text(st.sampled_from("abxé漢😀 \n\ufffd"), max_size=30)
+stops = st.lists(st.text(st.sampled_from("abxé漢"), max_size=4), max_size=3)
+
+
+def cut(ids: list[int], cuts: set[int]) -> list[list[int]]:
+    bounds = [0, *sorted(c for c in cuts if c < len(ids)), len(ids)]
+    return [ids[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def stream(tokenizer: ChatTokenizer, parts: list[list[int]], stop: list[str]) -> tuple[list[str], TextStream]:
+    text = TextStream(tokenizer, stop)
+    return [text.push(part, final=index == len(parts) - 1) for index, part in enumerate(parts)], text
+
+
+def first_stop(text: str, stop: list[str]) -> str:
+    """The text before the stop string that is complete first, read character by character."""
+    for end in range(1, len(text) + 1):
+        starts = [end - len(s) for s in stop if s and text[:end].endswith(s)]
+        if starts:
+            return text[: min(starts)]
+    return text
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=texts, stop=stops, cuts=st.sets(st.integers(1, 120)))
+@example(text="xab漢", stop=["ab漢", "b"], cuts=set())
+@example(text="xab漢", stop=["ab漢", "b"], cuts={1, 2, 3})
+@example(text="xab漢", stop=["ab", "b"], cuts={1, 2, 3})
+def test_any_cut_gives_the_text_before_the_first_stop(
+    tiny_tokenizer: ChatTokenizer, text: str, stop: list[str], cuts: set[int]
+) -> None:
+    deltas, result = stream(tiny_tokenizer, cut(byte_ids(text.encode()), cuts), stop)
+    assert "".join(deltas) == result.text == first_stop(text, stop)
+    assert result.stopped == (first_stop(text, stop) != text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=40), cuts=st.sets(st.integers(1, 40)))
+def test_any_bytes_come_out_as_they_decode_at_once(
+    tiny_tokenizer: ChatTokenizer, data: bytes, cuts: set[int]
+) -> None:
+    deltas, _ = stream(tiny_tokenizer, cut(byte_ids(data), cuts), [])
+    assert "".join(deltas) == data.decode(errors="replace")
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=texts, stop=stops, cuts=st.sets(st.integers(1, 120)))
+def test_nothing_is_given_out_that_could_become_a_stop(
+    tiny_tokenizer: ChatTokenizer, text: str, stop: list[str], cuts: set[int]
+) -> None:
+    parts = cut(byte_ids(text.encode()), cuts)
+    result = TextStream(tiny_tokenizer, stop)
+    for part in parts[:-1]:
+        result.push(part)
+        given_out = result.text
+        starts = (s[:n] for s in stop for n in range(1, len(s)))
+        if not result.stopped:
+            assert not any(given_out.endswith(start) for start in starts)
+
+
+def test_a_character_of_four_tokens_comes_whole(tiny_tokenizer: ChatTokenizer) -> None:
+    deltas, _ = stream(tiny_tokenizer, [[token] for token in byte_ids("a😀b".encode())], [])
+    assert deltas == ["a", "", "", "", "😀", "b"]
+
+
+def test_the_end_gives_out_what_was_held(tiny_tokenizer: ChatTokenizer) -> None:
+    deltas, result = stream(tiny_tokenizer, [byte_ids(b"x STO"), [EOS]], ["STOP"])
+    assert deltas == ["x ", "STO"]
+    assert not result.stopped
+
+
+def test_after_a_stop_nothing_comes(tiny_tokenizer: ChatTokenizer) -> None:
+    result = TextStream(tiny_tokenizer, ("b",))
+    assert result.push(byte_ids(b"abc")) == "a"
+    assert result.push(byte_ids(b"def"), final=True) == ""
+    assert (result.text, result.stopped) == ("a", True)
