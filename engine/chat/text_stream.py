@@ -48,10 +48,11 @@ class TextStream:
 
     def _release(self, new: str, final: bool) -> str:
         text = self._held + new
-        cuts = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
-        if cuts:
+        # The stop string that is complete first wins: which one that is does not depend on how text is cut up.
+        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
             self.stopped, self._held = True, ""
-            text = text[: min(cuts)]
+            text = text[: min(found)[1]]
         else:
             keep = 0 if final else max((_overlap(text, stop) for stop in self._stop), default=0)
             text, self._held = text[: len(text) - keep], text[len(text) - keep :]

@@ -56,7 +56,7 @@ class Scheduler:
         """The chunks of the next step; their sequences hold the blocks for them."""
         budget = self._token_budget
         chunks: list[Chunk] = []
-        for sequence in sorted(self.running, key=_urgency):
+        for sequence in sorted(self.running, key=_turn):
             if sequence not in self.running or budget == 0:
                 continue  # preempted by a more urgent one in this very step
             count = min(sequence.num_missing, budget)
@@ -146,6 +146,11 @@ class Scheduler:
         sequence.blocks = []
         sequence.num_computed = sequence.num_registered = 0
         sequence.tail_hash = b""
+
+
+def _turn(sequence: Sequence) -> tuple[bool, tuple[int, int, str]]:
+    """Sequences that need one row come first: a long prompt, however urgent, never holds up decoding."""
+    return (sequence.num_missing > 1, _urgency(sequence))
 
 
 def _urgency(sequence: Sequence) -> tuple[int, int, str]:
