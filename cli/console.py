@@ -12,7 +12,11 @@ from protocol.errors import DockyardError
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line of stdout.")]
 UrlOption = Annotated[
-    str | None, typer.Option("--url", help="An OpenAI-compatible endpoint, as http://127.0.0.1:8000. Default: the running deployment.")
+    str | None,
+    typer.Option(
+        "--url",
+        help="An OpenAI-compatible endpoint, as http://127.0.0.1:8000. Default: the running deployment.",
+    ),
 ]
 
 progress = Console(stderr=True, highlight=False)  # progress never mixes with results

@@ -25,9 +25,12 @@ class LeftBehind(DockyardError):
 
 
 def demo(
-    config: Annotated[Path | None, typer.Option("--config", help="A YAML file with the configuration tree.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A YAML file with the configuration tree.")
+    ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Run part D live on this OpenAI-compatible endpoint, not as a replay.")
+        str | None,
+        typer.Option("--model", help="Run part D live on this OpenAI-compatible endpoint, not as a replay."),
     ] = None,
     model_name: Annotated[str, typer.Option(help="The model's name at --model.")] = "default",
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key for --model.")] = None,
@@ -51,14 +54,18 @@ def demo(
     if as_json:
         print_json(value)
     else:
-        output.print(f"JSON report: {value['report_json']}\nHTML report: {value['report_html']}", markup=False)
+        output.print(
+            f"JSON report: {value['report_json']}\nHTML report: {value['report_html']}", markup=False
+        )
 
 
 def _part(text: str) -> None:
     progress.rule(text, align="left", style="dim")
 
 
-def _write(bench: Workbench, result: DemoResult, workers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+def _write(
+    bench: Workbench, result: DemoResult, workers: list[dict[str, Any]], seconds: float
+) -> dict[str, Any]:
     report = demo_report(bench, result, workers)
     output.print(f"The model said:\n{result.greeting}\n", markup=False)
     output.print(render_text(report), markup=False)

@@ -42,7 +42,11 @@ class DemoResult:
 
 
 async def run_job(
-    bench: Workbench, endpoint: str, foreign: Foreign | None, say: Callable[[str], None], on_attempt: Callable[[Progress], None]
+    bench: Workbench,
+    endpoint: str,
+    foreign: Foreign | None,
+    say: Callable[[str], None],
+    on_attempt: Callable[[Progress], None],
 ) -> DemoResult:
     """Parts A to D in order. Cancelled, it leaves nothing behind."""
     say("A: a streamed chat completion through the openai SDK")
@@ -54,7 +58,10 @@ async def run_job(
     live = await run_samplers(bench, task, endpoint, TEAM_SAMPLES)
     bugs: list[TeamReport] = []
     for name in recipe_names():
-        say(f"D: a team of three on the bug in {name}, " + ("live" if foreign else "a replay on the live stack"))
+        say(
+            f"D: a team of three on the bug in {name}, "
+            + ("live" if foreign else "a replay on the live stack")
+        )
         bugs.append(
             await run_live(bench, name, foreign.url, foreign.model, foreign.api_key)
             if foreign
@@ -69,7 +76,10 @@ def demo_report(bench: Workbench, result: DemoResult, workers: list[dict[str, An
         title="Dockyard demo",
         created_at=datetime.now(UTC),
         model=bench.config.model,
-        workers=tuple(WorkerRow(role=w["role"], pid=w["pid"], model=bench.config.model, detail="Ray actor") for w in workers),
+        workers=tuple(
+            WorkerRow(role=w["role"], pid=w["pid"], model=bench.config.model, detail="Ray actor")
+            for w in workers
+        ),
         humaneval=HumanEvalReport.model_validate(result.humaneval.model_dump()),
         teams=(result.live, *result.bugs),
         environment={"python": platform.python_version(), "system": platform.platform(), "run": bench.run_id},
@@ -107,7 +117,9 @@ async def _greet(model: str, endpoint: str) -> str:
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
 
 
-async def _evaluate(bench: Workbench, endpoint: str, on_attempt: Callable[[Progress], None]) -> HumanEvalResult:
+async def _evaluate(
+    bench: Workbench, endpoint: str, on_attempt: Callable[[Progress], None]
+) -> HumanEvalResult:
     config = HumanEvalConfig(
         base_url=endpoint, model=bench.config.model, attempts=ATTEMPTS, task_ids=HUMANEVAL_SUBSET,
         max_tokens=MAX_TOKENS, generation_concurrency=bench.config.workers.max_sequences,

@@ -18,7 +18,9 @@ _COLOURS = {"enforced": "green", "degraded": "yellow", "missing": "red", "unveri
 
 
 def doctor(
-    config: Annotated[Path | None, typer.Option("--config", help="A YAML file with the configuration tree.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A YAML file with the configuration tree.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Try what this machine can do, and say what is missing, what that costs and how to mend it.
@@ -27,7 +29,10 @@ def doctor(
     """
     settings = load_config(config)
     state = StateFolder(settings.state_dir)
-    checks: list[Check | Capability] = [*model_checks(settings), *probe(state_dir=state.sandboxes, toolkit=state.toolkit)]
+    checks: list[Check | Capability] = [
+        *model_checks(settings),
+        *probe(state_dir=state.sandboxes, toolkit=state.toolkit),
+    ]
     if as_json:
         print_json({"checks": [asdict(check) for check in checks]})
         return

@@ -1,6 +1,6 @@
 """Where a command's model answers: the given endpoint, the running deployment, or a server for its duration."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from cli.console import step
@@ -10,7 +10,7 @@ from cluster.status import running_url
 
 
 @contextmanager
-def model_endpoint(config: DockyardConfig, url: str | None) -> Iterator[str]:
+def model_endpoint(config: DockyardConfig, url: str | None) -> Generator[str]:
     """The endpoint's address with `/v1`, for the length of the block."""
     found = url or running_url(config)
     if found is not None:
@@ -22,7 +22,7 @@ def model_endpoint(config: DockyardConfig, url: str | None) -> Iterator[str]:
 
 
 @contextmanager
-def own_server(config: DockyardConfig) -> Iterator[RunningServer]:
+def own_server(config: DockyardConfig) -> Generator[RunningServer]:
     """A server on a free port, which ends with the block."""
     gateway = config.gateway.model_copy(update={"port": 0})
     with running_server(config.model_copy(update={"gateway": gateway})) as server:

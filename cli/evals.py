@@ -27,13 +27,17 @@ def run_group() -> None:
 @run_app.command()
 def humaneval(
     attempts: Annotated[int, typer.Option(min=1, help="Attempts a problem.")] = 1,
-    limit: Annotated[int | None, typer.Option(min=1, help="Problems, from the first. Default: all 164.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Problems, from the first. Default: all 164.")
+    ] = None,
     url: UrlOption = None,
     model: Annotated[str, typer.Option(help="Model name.")] = "smollm2",
     temperature: Annotated[float, typer.Option(min=0.0, help="0 makes all attempts equal.")] = 0.2,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of a reply.")] = 512,
     seed: Annotated[int, typer.Option(min=0, help="Of the whole run.")] = 0,
-    resume: Annotated[str | None, typer.Option(help="Go on with this run id; only what is missing is run.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Go on with this run id; only what is missing is run.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """HumanEval: generate programs, grade each in a sandbox of its own, count.
@@ -68,7 +72,11 @@ def humaneval_text(result: HumanEvalResult) -> str:
         f"HumanEval, {result.model}: {result.problems} problems, {result.attempts} attempts each (run {result.run_id})"
     ]
     for name, rates in (("planned", result.of_planned), ("scored", result.of_scored)):
-        scores = ", ".join(f"pass@{k} {'-' if v is None else f'{v:.3f}'}" for k, v in sorted(rates.pass_at.items()))
+        scores = ", ".join(
+            f"pass@{k} {'-' if v is None else f'{v:.3f}'}" for k, v in sorted(rates.pass_at.items())
+        )
         lines.append(f"  of {name}: {rates.passed}/{rates.attempts} attempts passed, {scores}")
-    lines.append("  verdicts: " + ", ".join(f"{name} {count}" for name, count in sorted(result.verdicts.items())))
+    lines.append(
+        "  verdicts: " + ", ".join(f"{name} {count}" for name, count in sorted(result.verdicts.items()))
+    )
     return "\n".join(lines)

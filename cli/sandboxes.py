@@ -17,7 +17,9 @@ app = typer.Typer(help="Sandboxes of this machine.", no_args_is_help=True)
 @app.command("run")
 def run_command(
     command: Annotated[list[str], typer.Argument(help="The command, after `--`. One word runs in a shell.")],
-    substrate: Annotated[Literal["function", "container"], typer.Option(help="How it is isolated.")] = "function",
+    substrate: Annotated[
+        Literal["function", "container"], typer.Option(help="How it is isolated.")
+    ] = "function",
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds.")] = 60.0,
     memory_mb: Annotated[int | None, typer.Option(help="MiB; the writable layer counts.")] = None,
     pids: Annotated[int | None, typer.Option(help="Processes and threads.")] = None,

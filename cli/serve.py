@@ -18,10 +18,16 @@ from cluster.state import StateFolder, end_deployment, is_alive
 from cluster.status import live_status
 from sandbox.audit import sweep
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="A YAML file with the configuration tree.")]
-PortOption = Annotated[int | None, typer.Option("--port", help="Port of the gateway; 0 takes a free one. Default: 8000.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="A YAML file with the configuration tree.")
+]
+PortOption = Annotated[
+    int | None, typer.Option("--port", help="Port of the gateway; 0 takes a free one. Default: 8000.")
+]
 HostOption = Annotated[str | None, typer.Option("--host", help="Address of the gateway. Default: 127.0.0.1.")]
-ModelArgument = Annotated[str | None, typer.Argument(help="A built-in name (smollm2) or the path of a GGUF file.")]
+ModelArgument = Annotated[
+    str | None, typer.Argument(help="A built-in name (smollm2) or the path of a GGUF file.")
+]
 MonolithicFlag = Annotated[
     bool, typer.Option("--monolithic", help="One worker for prefill and decode instead of one of each.")
 ]
@@ -68,7 +74,11 @@ def up(
     step(f"starting {settings.model} in the background")
     record = start_in_background(settings)
     value = {"id": record.id, "url": record.url, "pid": record.pid, "model": record.model}
-    show(value, as_json, lambda: f"{record.model} is served at {record.url}/v1 (pid {record.pid}); end it with: dockyard down")
+    show(
+        value,
+        as_json,
+        lambda: f"{record.model} is served at {record.url}/v1 (pid {record.pid}); end it with: dockyard down",
+    )
 
 
 def down(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
@@ -127,8 +137,13 @@ def _status_text(value: dict[str, Any]) -> str:
     if not value["deployments"]:
         lines.append("no deployment is running; start one with: dockyard up")
     for deployment in value["deployments"]:
-        lines.append(f"{deployment['model']} at {deployment['url']} (id {deployment['id']}, pid {deployment['pid']})")
-        lines += [f"  {w['role']}: pid {w['pid']}, {w['kind']}, {w['rows']} rows in {w['steps']} steps" for w in deployment["workers"]]
+        lines.append(
+            f"{deployment['model']} at {deployment['url']} (id {deployment['id']}, pid {deployment['pid']})"
+        )
+        lines += [
+            f"  {w['role']}: pid {w['pid']}, {w['kind']}, {w['rows']} rows in {w['steps']} steps"
+            for w in deployment["workers"]
+        ]
         lines += [f"  {reason}" for reason in deployment["placement"]]
     return "\n".join(lines)
 

@@ -29,18 +29,31 @@ def list_tasks(as_json: JsonFlag = False) -> None:
     """
     recipes = [load_recipe(name) for name in recipe_names()]
     tasks = [
-        {"task": r.name, "package": r.package, "from": r.old.version, "fixed_in": r.new.version, "licence": r.licence}
+        {
+            "task": r.name,
+            "package": r.package,
+            "from": r.old.version,
+            "fixed_in": r.new.version,
+            "licence": r.licence,
+        }
         for r in recipes
     ]
-    text = [f"{t['task']}: {t['package']} {t['from']}, mended in {t['fixed_in']} ({t['licence']})" for t in tasks]
-    show({"tasks": tasks}, as_json, lambda: "\n".join([*text, "HumanEval/0 … HumanEval/163: a team of samplers"]))
+    text = [
+        f"{t['task']}: {t['package']} {t['from']}, mended in {t['fixed_in']} ({t['licence']})" for t in tasks
+    ]
+    show(
+        {"tasks": tasks},
+        as_json,
+        lambda: "\n".join([*text, "HumanEval/0 … HumanEval/163: a team of samplers"]),
+    )
 
 
 @app.command()
 def run(
     task: Annotated[str, typer.Argument(help="A task of `team list`, a task folder, or HumanEval/N.")],
     model: Annotated[
-        str | None, typer.Option("--model", help="Run live on this OpenAI-compatible endpoint instead of a replay.")
+        str | None,
+        typer.Option("--model", help="Run live on this OpenAI-compatible endpoint instead of a replay."),
     ] = None,
     model_name: Annotated[str, typer.Option(help="The model's name at --model.")] = "default",
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key for --model.")] = None,
@@ -59,7 +72,11 @@ def run(
         report = asyncio.run(run_live(bench, task, model, model_name, api_key))
     else:
         with model_endpoint(settings, url) as endpoint:
-            work = run_samplers(bench, task, endpoint, samples) if task.startswith("HumanEval/") else run_replay(bench, task, endpoint)
+            work = (
+                run_samplers(bench, task, endpoint, samples)
+                if task.startswith("HumanEval/")
+                else run_replay(bench, task, endpoint)
+            )
             report = asyncio.run(work)
     show(team_json(report), as_json, lambda: render_text(_single(settings, report)))
     return 0 if report.solved and not report.diverged else 1
@@ -68,7 +85,10 @@ def run(
 async def run_replay(bench: Workbench, name: str, endpoint: str) -> TeamReport:
     """Replay a shipped task's recording through the live engine."""
     if name not in recipe_names():
-        raise InvalidInput(f"no recording for task {name!r}", hint=f"recorded: {', '.join(recipe_names())}; else give --model")
+        raise InvalidInput(
+            f"no recording for task {name!r}",
+            hint=f"recorded: {', '.join(recipe_names())}; else give --model",
+        )
     task = await team_bugs.open_task(name, bench.state.cache, bench.boxes())
     options = bench.options(name, step)
     models = bench.models(endpoint, options.run_id)
@@ -121,4 +141,6 @@ def team_json(report: TeamReport) -> dict[str, Any]:
 def _single(settings: DockyardConfig, report: TeamReport) -> RunReport:
     from datetime import UTC, datetime
 
-    return RunReport(title=f"Team on {report.task}", created_at=datetime.now(UTC), model=settings.model, teams=(report,))
+    return RunReport(
+        title=f"Team on {report.task}", created_at=datetime.now(UTC), model=settings.model, teams=(report,)
+    )

@@ -64,7 +64,9 @@ class Workbench:
             )
         )  # fmt: skip
 
-    def models(self, endpoint: str, run_id: str, model: str | None = None, api_key: str | None = None) -> ModelFactory:
+    def models(
+        self, endpoint: str, run_id: str, model: str | None = None, api_key: str | None = None
+    ) -> ModelFactory:
         """One client an agent; the gateway knows each by its key."""
         return http_models(endpoint, model=model or self.config.model, run_id=run_id, api_key=api_key)
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(config: DockyardConfig) -> Iterator[RunningServer]:
+def running_server(config: DockyardConfig) -> Generator[RunningServer]:
     """A server for the length of the block, on a free port if the configuration says 0.
 
     Blocks until it serves and until it has ended; it ends too when this process is killed. Raises the error

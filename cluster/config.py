@@ -5,7 +5,7 @@ The only module that reads the environment: DOCKYARD_HOME names the state folder
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -110,9 +110,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise InvalidInput(f"config {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise InvalidInput(f"config {path} is not YAML: {error}") from error
-    if values is not None and not isinstance(values, dict):
+    if not isinstance(values, dict | None):
         raise InvalidInput(f"config {path}: expected a mapping at the top, found {type(values).__name__}")
-    return values or {}
+    return cast(dict[str, Any], values or {})
 
 
 def _first(error: ValidationError, path: Path | None) -> str:

@@ -3,7 +3,7 @@
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,12 @@ class Deployment:
         workers = [
             {"role": w.name, "pid": w.pid, "kind": "ray actor", **w.statistics()} for w in self.workers
         ]
-        return {"id": self.id, "model": self.model.name, "workers": workers, "placement": list(self.placement)}
+        return {
+            "id": self.id,
+            "model": self.model.name,
+            "workers": workers,
+            "placement": list(self.placement),
+        }
 
     def set_pace(self, role: str, factor: float) -> None:
         """Stretch a worker's steps to `factor` times their length. Blocks for a Ray call.
@@ -52,12 +57,14 @@ class Deployment:
         """
         worker = next((worker for worker in self.workers if worker.name == role), None)
         if worker is None:
-            raise InvalidInput(f"no worker {role!r}", hint=f"roles: {', '.join(w.name for w in self.workers)}")
+            raise InvalidInput(
+                f"no worker {role!r}", hint=f"roles: {', '.join(w.name for w in self.workers)}"
+            )
         worker.set_pace(factor)
 
 
 @contextmanager
-def deployed(config: DockyardConfig, state: StateFolder) -> Iterator[Deployment]:
+def deployed(config: DockyardConfig, state: StateFolder) -> Generator[Deployment]:
     """Bring a deployment up; whatever happens inside or on the way, nothing of it stays.
 
     Blocks for some seconds at both ends. Raises UnknownModel, BrokenModelFile, ResourceShortage.
@@ -72,7 +79,11 @@ def deployed(config: DockyardConfig, state: StateFolder) -> Iterator[Deployment]
         pid = psutil.Process().pid
         state.write(
             DeploymentRecord(
-                id=deployment_id, pid=pid, started_at=started_at(pid), scratch=str(scratch), model=config.model
+                id=deployment_id,
+                pid=pid,
+                started_at=started_at(pid),
+                scratch=str(scratch),
+                model=config.model,
             )
         )
         stack.callback(state.forget, deployment_id)
@@ -133,7 +144,7 @@ def _launch(plan: Plan, scratch: Path) -> list[PendingEngine]:
 
 
 @contextmanager
-def _running(pending: PendingEngine, timeout_s: float) -> Iterator[EngineHandle]:
+def _running(pending: PendingEngine, timeout_s: float) -> Generator[EngineHandle]:
     handle = pending.wait(timeout_s)
     try:
         yield handle

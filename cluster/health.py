@@ -41,7 +41,11 @@ def _kernels() -> Check:
     if build.library_path().exists():
         return Check("CPU kernels", "enforced", "built for this processor")
     return Check(
-        "CPU kernels", "degraded", "not built", "the model runs on PyTorch, several times slower", "make setup, with gcc installed"
+        "CPU kernels",
+        "degraded",
+        "not built",
+        "the model runs on PyTorch, several times slower",
+        "make setup, with gcc installed",
     )
 
 
@@ -51,7 +55,11 @@ def _model(config: DockyardConfig) -> list[Check]:
         file = open_gguf(path)
     except DockyardError as error:
         return [Check("model", "missing", error.message, "nothing can be served", error.hint)]
-    found = Check("model", "enforced", f"{config.model}: {path.stat().st_size / 1e6:.0f} MB, {len(file.tensors)} tensors")
+    found = Check(
+        "model",
+        "enforced",
+        f"{config.model}: {path.stat().st_size / 1e6:.0f} MB, {len(file.tensors)} tensors",
+    )
     try:
         plan = plan_workers(config, file, this_machine())
     except DockyardError as error:

@@ -42,7 +42,9 @@ def plan_workers(config: DockyardConfig, file: GgufFile, topology: Topology) -> 
     memory = file.path.stat().st_size + config.workers.kv_cache_bytes + _PROCESS_BYTES
     # A request is in one stage at a time, so on a small machine each worker gets all cores, shared.
     demands = [
-        WorkerDemand(role, memory, min_threads=min(cores, _MAX_THREADS), near=tuple(r for r in roles if r != role))
+        WorkerDemand(
+            role, memory, min_threads=min(cores, _MAX_THREADS), near=tuple(r for r in roles if r != role)
+        )
         for role in roles
     ]
     placement = place_workers(topology, demands, reserve_bytes=_RESERVE_BYTES + config.ray.object_store_bytes)

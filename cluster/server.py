@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -77,7 +77,7 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _listening(config: DockyardConfig) -> Iterator[socket.socket]:
+def _listening(config: DockyardConfig) -> Generator[socket.socket]:
     """The port, taken before anything heavy starts."""
     host, port = config.gateway.host, config.gateway.port
     # With the protocol named, asyncio turns Nagle's algorithm off for each connection. Without, the second
@@ -97,7 +97,7 @@ def _listening(config: DockyardConfig) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _signals_raise() -> Iterator[None]:
+def _signals_raise() -> Generator[None]:
     """SIGTERM and SIGINT become `Stopped` here; while the gateway runs, uvicorn drains first."""
 
     def stop(number: int, frame: FrameType | None) -> None:

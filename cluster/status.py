@@ -26,7 +26,9 @@ def live_status(record: DeploymentRecord) -> dict[str, Any]:
 def running_url(config: DockyardConfig) -> str | None:
     """Where the newest deployment that serves this configuration's model answers."""
     records = StateFolder(config.state_dir).records()
-    alive = [record for record in records if record.ready and record.model == config.model and is_alive(record)]
+    alive = [
+        record for record in records if record.ready and record.model == config.model and is_alive(record)
+    ]
     return alive[-1].url if alive else None
 
 
@@ -34,5 +36,7 @@ def required_url(config: DockyardConfig, url: str | None) -> str:
     """The given endpoint's root, else the running deployment's. Raises InvalidInput where there is none."""
     found = url or running_url(config)
     if found is None:
-        raise InvalidInput(f"no deployment of {config.model} is running", hint="start one with: dockyard up, or give --url")
+        raise InvalidInput(
+            f"no deployment of {config.model} is running", hint="start one with: dockyard up, or give --url"
+        )
     return found.rstrip("/").removesuffix("/v1")

@@ -51,14 +51,20 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
         try:
             body = await _body(request, service.config.max_body_bytes)
             chat = prepare_chat(
-                parse_chat(body), service.model.template, service.model.tokenizer, service.model.max_positions, service.config
+                parse_chat(body),
+                service.model.template,
+                service.model.tokenizer,
+                service.model.max_positions,
+                service.config,
             )
         except InvalidRequest as error:
             return _error("invalid", str(error), error.parameter)
         head = ReplyHead(new_id("req").replace("req-", "chatcmpl-"), int(time.time()), service.model.name)
         if chat.stream:
             events = _stream(service, metrics, chat, head)
-            return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+            return StreamingResponse(
+                events, media_type="text/event-stream", headers={"cache-control": "no-cache"}
+            )
         try:
             results = await _unless_gone(request, service.complete(chat))
         except RequestFailed as error:
@@ -107,7 +113,9 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
     return app
 
 
-async def _stream(service: ChatService, metrics: GatewayMetrics, chat: ChatRequest, head: ReplyHead) -> AsyncIterator[bytes]:
+async def _stream(
+    service: ChatService, metrics: GatewayMetrics, chat: ChatRequest, head: ReplyHead
+) -> AsyncIterator[bytes]:
     """Server-sent events. An error ends the stream without a finish reason and without `[DONE]`."""
     results: list[ChoiceResult] = []
     for index in range(len(chat.choices)):
@@ -123,7 +131,9 @@ async def _stream(service: ChatService, metrics: GatewayMetrics, chat: ChatReque
                     yield chat_reply.chunk(head, delta.index, {}, delta.result.finish_reason)
     except RequestFailed as error:
         metrics.failed(error.failure.code)
-        yield chat_reply.failure_chunk(_error_object(error.failure.code, error.message, error.failure.parameter))
+        yield chat_reply.failure_chunk(
+            _error_object(error.failure.code, error.message, error.failure.parameter)
+        )
         return
     if chat.include_usage:
         yield chat_reply.usage_chunk(head, len(chat.prompt_ids), results)
@@ -169,4 +179,9 @@ def _error(code: str, message: str, parameter: str = "") -> Response:
 
 
 def _error_object(code: str, message: str, parameter: str) -> dict[str, Any]:
-    return {"message": message, "type": _TYPES.get(code, "server_error"), "param": parameter or None, "code": code}
+    return {
+        "message": message,
+        "type": _TYPES.get(code, "server_error"),
+        "param": parameter or None,
+        "code": code,
+    }

@@ -75,7 +75,11 @@ def parse_chat(body: bytes) -> ChatBody:
 
 
 def prepare_chat(
-    body: ChatBody, template: ChatTemplate, tokenizer: ChatTokenizer, max_positions: int, config: GatewayConfig
+    body: ChatBody,
+    template: ChatTemplate,
+    tokenizer: ChatTokenizer,
+    max_positions: int,
+    config: GatewayConfig,
 ) -> ChatRequest:
     """Render, tokenise and check against the model's limits. Raises InvalidRequest."""
     prompt = tokenizer.encode(template.render([_message(m) for m in _nonempty(body.messages)]))
@@ -89,7 +93,9 @@ def prepare_chat(
             parameter="messages", hint="shorten the messages or lower max_tokens",
         )  # fmt: skip
     sampling = SamplingParams(
-        max_tokens=_at_least("max_tokens", min(config.default_max_tokens, room) if asked is None else asked, 1),
+        max_tokens=_at_least(
+            "max_tokens", min(config.default_max_tokens, room) if asked is None else asked, 1
+        ),
         temperature=_within("temperature", 1.0 if body.temperature is None else body.temperature, 0.0, 2.0),
         top_p=_within("top_p", 1.0 if body.top_p is None else body.top_p, 1e-6, 1.0),
         top_k=_at_least("top_k", max(body.top_k or 0, 0), 0),
@@ -113,7 +119,9 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     content = message.content
     if isinstance(content, list):
         if foreign := next((part.type for part in content if part.type != "text"), None):
-            raise InvalidRequest(f"content part {foreign!r}: this model reads text only", parameter="messages")
+            raise InvalidRequest(
+                f"content part {foreign!r}: this model reads text only", parameter="messages"
+            )
         content = "".join(part.text for part in content)
     return {"role": message.role, "content": content or ""}
 

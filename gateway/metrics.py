@@ -18,10 +18,21 @@ class GatewayMetrics:
         self._finished = Counter(
             "vllm:request_success", "Finished requests", [*names, "finished_reason"], registry=self._registry
         )
-        self._failed = Counter("dockyard:request_failures", "Requests ended in an error", [*names, "code"], registry=self._registry)
-        self._running = Gauge("vllm:num_requests_running", "Requests in flight", names, registry=self._registry)
+        self._failed = Counter(
+            "dockyard:request_failures",
+            "Requests ended in an error",
+            [*names, "code"],
+            registry=self._registry,
+        )
+        self._running = Gauge(
+            "vllm:num_requests_running", "Requests in flight", names, registry=self._registry
+        )
         self._first = Histogram(
-            "vllm:time_to_first_token_seconds", "Arrival to first token", names, buckets=buckets, registry=self._registry
+            "vllm:time_to_first_token_seconds",
+            "Arrival to first token",
+            names,
+            buckets=buckets,
+            registry=self._registry,
         )
 
     def finished(self, num_prompt: int, result: ChoiceResult) -> None:

@@ -1,7 +1,7 @@
 """What a gateway serves, apart from HTTP: a model behind its workers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ class ChatService:
     def __init__(self, model: ServedModel, client: TokenClient, config: GatewayConfig) -> None:
         self.model, self.client, self.config = model, client, config
 
-    async def deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
+    async def deltas(self, request: ChatRequest) -> AsyncGenerator[Delta]:
         """Text of all choices as it comes, in any order between choices. Raises RequestFailed."""
         merged: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
         tasks = [asyncio.create_task(self._feed(request, i, merged)) for i in range(len(request.choices))]
@@ -75,7 +75,7 @@ class ChatService:
         except Exception as error:  # noqa: BLE001 - raised again by the reader of the queue
             merged.put_nowait(error)
 
-    async def _choice(self, request: ChatRequest, index: int) -> AsyncIterator[Delta]:
+    async def _choice(self, request: ChatRequest, index: int) -> AsyncGenerator[Delta]:
         sampling = request.choices[index]
         stream = TextStream(self.model.tokenizer, sampling.stop)
         count = 0

@@ -33,9 +33,9 @@ class TorchOperations:
         return x_MK * scale * weight_K
 
     def rope_(self, x_MHD: Tensor, table_PD: Tensor, positions_M: Tensor) -> None:
-        angles = table_PD[positions_M].unflatten(-1, (-1, 2)).unsqueeze(1)
-        cos, sin = angles.unbind(-1)
-        a, b = x_MHD.unflatten(-1, (-1, 2)).unbind(-1)
+        angles = table_PD[positions_M].unsqueeze(1)
+        cos, sin = angles[..., 0::2], angles[..., 1::2]
+        a, b = x_MHD[..., 0::2], x_MHD[..., 1::2]
         x_MHD.copy_(torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2))
 
     def silu_mul(self, gate_MK: Tensor, up_MK: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class TorchOperations:
         table = rows.tables[rows.sequences[row], : position // cache.shape[2] + 1].long()
         keys_TGD, values_TGD = (cache[table, which].flatten(0, 1) for which in (0, 1))
         group = q_HD.shape[0] // keys_TGD.shape[1]
-        q_GRD = q_HD.unflatten(0, (-1, group))
+        q_GRD = q_HD.reshape(-1, group, q_HD.shape[1])
         scores_GRT = torch.einsum("grd,tgd->grt", q_GRD, keys_TGD) * scale
         scores_GRT[..., position + 1 :] = -torch.inf
         weights_GRT = torch.softmax(scores_GRT, -1)
@@ -69,19 +69,22 @@ class TorchOperations:
     def _product(self, x_MK: Tensor, w_NK: Tensor) -> Tensor:
         m = x_MK.shape[0]
         padded = F.pad(x_MK, (0, 0, 0, -m % TILE_ROWS))
-        return torch.cat([tile @ w_NK.T for tile in padded.split(TILE_ROWS)])[:m]
+        tiles = [padded[start : start + TILE_ROWS] @ w_NK.T for start in range(0, len(padded), TILE_ROWS)]
+        return torch.cat(tiles)[:m]
 
 
 def dequantize(weight: Weight) -> Tensor:
     """float32 [N, K] of a weight. Block layouts are those of GGML's Q4_1 and Q8_0."""
     if weight.format == "f32":
         return weight.data
+    blocks = weight.data.reshape(weight.data.shape[0], weight.columns // _BLOCK, -1)
     if weight.format == "q4_1":
-        blocks = weight.data.unflatten(-1, (-1, 4 + _BLOCK // 2))
-        scale, minimum = (blocks[..., at : at + 2].contiguous().view(torch.float16).float() for at in (0, 2))
-        packed = blocks[..., 4:]
+        scale, minimum, packed = _half(blocks[..., :2]), _half(blocks[..., 2:4]), blocks[..., 4:]
         quants = torch.cat((packed & 15, packed >> 4), -1).float()
-        return (quants * scale + minimum).flatten(-2)
-    blocks = weight.data.unflatten(-1, (-1, 2 + _BLOCK))
-    scale = blocks[..., :2].contiguous().view(torch.float16).float()
-    return (blocks[..., 2:].contiguous().view(torch.int8).float() * scale).flatten(-2)
+        return (quants * scale + minimum).flatten(1)
+    return (blocks[..., 2:].contiguous().view(torch.int8).float() * _half(blocks[..., :2])).flatten(1)
+
+
+def _half(pairs: Tensor) -> Tensor:
+    """float32 of little-endian float16 bytes [..., 2]."""
+    return pairs.contiguous().view(torch.float16).float()

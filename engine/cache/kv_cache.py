@@ -1,10 +1,11 @@
 """The tensor behind the block pool, and its entries as bytes for a hand-off."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.model.llama import LlamaModel
@@ -17,6 +18,7 @@ class KvCache:
     def __init__(self, model: LlamaModel, num_blocks: int, block_tokens: int) -> None:
         self.data: Tensor = torch.empty(model.cache_shape(num_blocks, block_tokens))
         self.block_tokens = block_tokens
+        self._array: NDArray[np.float32] = self.data.numpy()  # the same memory
 
     def layout(self, num_positions: int) -> tuple[int, ...]:
         """Shape of the exported entries of one sequence."""
@@ -25,29 +27,24 @@ class KvCache:
 
     def export(self, blocks: Sequence[int], num_positions: int) -> KvPayload:
         """A copy of a sequence's first entries as contiguous bytes in `layout` order."""
-        gathered = self.data[:, list(blocks)].transpose(1, 2).flatten(2, 3)[:, :, :num_positions]
-        return gathered.contiguous().view(torch.uint8).flatten().numpy()
+        entries = np.empty(self.layout(num_positions), np.float32)
+        for block, positions in self._spans(blocks, num_positions):
+            entries[:, :, positions] = self._array[:, block, :, : positions.stop - positions.start]
+        return entries.view(np.uint8).reshape(-1)
 
     def import_(self, payload: KvPayload, blocks: Sequence[int], num_positions: int) -> None:
         """Write exported entries into `blocks`. The payload may be read-only shared memory."""
-        entries = (
-            torch.from_numpy(_writable_view(payload)).view(torch.float32).view(self.layout(num_positions))
-        )  # pyright: ignore[reportUnknownMemberType]
+        entries = payload.view(np.float32).reshape(self.layout(num_positions))
+        for block, positions in self._spans(blocks, num_positions):
+            self._array[:, block, :, : positions.stop - positions.start] = entries[:, :, positions]
+
+    def _spans(self, blocks: Sequence[int], num_positions: int) -> Iterator[tuple[int, slice]]:
+        """Each block with the positions that it holds."""
         for index, block in enumerate(blocks):
             start = index * self.block_tokens
-            part = entries[:, :, start : min(start + self.block_tokens, num_positions)]
-            self.data[:, block, :, : part.shape[2]] = part
+            yield block, slice(start, min(start + self.block_tokens, num_positions))
 
 
 def payload_crc(payload: KvPayload) -> int:
     """CRC-32 of the bytes: tells a damaged hand-off, not a forged one."""
     return zlib.crc32(payload.data)
-
-
-def _writable_view(payload: KvPayload) -> KvPayload:
-    """The same memory without the read-only flag that torch warns about; it is only ever read."""
-    return (
-        payload
-        if payload.flags.writeable
-        else np.lib.stride_tricks.as_strided(payload, writeable=False).copy()
-    )

@@ -14,9 +14,8 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _raise
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.from_string(source, {"raise_exception": _raise})
         except TemplateError as error:
             raise BrokenModelFile(f"chat template: {error}") from error
         self._special = dict(special)

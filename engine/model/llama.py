@@ -6,7 +6,6 @@ Touvron et al. 2023; differs from it in nothing. GGUF permutes q and k so that r
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -35,22 +34,35 @@ class LlamaConfig:
 
     @classmethod
     def from_gguf(cls, file: GgufFile) -> "LlamaConfig":
-        channels, heads = (
-            int(file.require("llama.embedding_length")),
-            int(file.require("llama.attention.head_count")),
-        )
-        return cls(
-            num_layers=int(file.require("llama.block_count")),
+        channels, heads = file.integer("llama.embedding_length"), file.integer("llama.attention.head_count")
+        config = cls(
+            num_layers=file.integer("llama.block_count", most=1024),
             channels=channels,
-            feed_forward=int(file.require("llama.feed_forward_length")),
+            feed_forward=file.integer("llama.feed_forward_length"),
             num_heads=heads,
-            num_kv_heads=int(file.metadata.get("llama.attention.head_count_kv", heads)),
-            head_channels=int(file.metadata.get("llama.rope.dimension_count", channels // heads)),
-            vocabulary=len(file.require("tokenizer.ggml.tokens")),
-            max_positions=int(file.require("llama.context_length")),
-            rope_theta=float(file.metadata.get("llama.rope.freq_base", 10000.0)),
-            norm_eps=float(file.require("llama.attention.layer_norm_rms_epsilon")),
+            num_kv_heads=file.integer("llama.attention.head_count_kv", heads),
+            head_channels=file.integer("llama.rope.dimension_count", max(channels // heads, 1)),
+            vocabulary=len(file.strings("tokenizer.ggml.tokens")),
+            max_positions=file.integer("llama.context_length"),
+            rope_theta=file.number("llama.rope.freq_base", 10000.0),
+            norm_eps=file.number("llama.attention.layer_norm_rms_epsilon"),
         )
+        config._check(file)
+        return config
+
+    def _check(self, file: GgufFile) -> None:
+        """Shapes that the operations can run: whole blocks, whole vectors, whole groups of heads."""
+        limits = [
+            (self.channels % 32 == 0, f"embedding_length {self.channels} is no multiple of 32"),
+            (self.feed_forward % 32 == 0, f"feed_forward_length {self.feed_forward} is no multiple of 32"),
+            (self.num_heads % self.num_kv_heads == 0,
+             f"head_count {self.num_heads} is no multiple of head_count_kv {self.num_kv_heads}"),
+            (self.head_channels % 16 == 0 and self.head_channels <= 512,
+             f"{self.head_channels} channels a head are no multiple of 16 up to 512"),
+        ]  # fmt: skip
+        for fits, fault in limits:
+            if not fits:
+                raise BrokenModelFile(f"{file.path}: {fault}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,7 @@ class LlamaModel:
             q, k, v = ops.linear(
                 ops.rms_norm(x_TC, layer.attention_norm, config.norm_eps), (layer.q, layer.k, layer.v)
             )
-            q_THD, k_TGD, v_TGD = (t.unflatten(-1, (-1, config.head_channels)) for t in (q, k, v))
+            q_THD, k_TGD, v_TGD = (t.view(t.shape[0], -1, config.head_channels) for t in (q, k, v))
             ops.rope_(q_THD, self._rope_table, rows.positions)
             ops.rope_(k_TGD, self._rope_table, rows.positions)
             ops.store_kv(layer_cache, rows, k_TGD, v_TGD)
@@ -180,4 +192,4 @@ def _rope_table(config: LlamaConfig) -> Tensor:
     d = config.head_channels
     frequencies = config.rope_theta ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
     angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float64), frequencies)
-    return cast(Tensor, torch.stack((angles.cos(), angles.sin()), -1).flatten(1).float()).contiguous()
+    return torch.stack((angles.cos(), angles.sin()), -1).flatten(1).float().contiguous()

@@ -9,6 +9,8 @@ from engine.model_path import model_path
 from kernels.operations import select_operations
 
 DType = Literal["float32"]
+
+
 def load_model(
     name_or_path: str,
     *,
