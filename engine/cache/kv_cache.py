@@ -39,9 +39,8 @@ class KvCache:
             self._array[:, block, :, : positions.stop - positions.start] = entries[:, :, positions]
 
     def _spans(self, blocks: Sequence[int], num_positions: int) -> Iterator[tuple[int, slice]]:
-        """Each block with the positions that it holds."""
-        for index, block in enumerate(blocks):
-            start = index * self.block_tokens
+        """Each block that holds some of the positions, and which. Blocks past them are left out."""
+        for block, start in zip(blocks, range(0, num_positions, self.block_tokens), strict=False):
             yield block, slice(start, min(start + self.block_tokens, num_positions))
 
 
