@@ -1,4 +1,4 @@
-"""A llama of two layers with random weights in a GGUF file of some 100 KB: every format, every code path, no wait.
+"""A llama of two layers with random weights in a GGUF file of 100 KB: every format, every code path, no wait.
 
 Its vocabulary is three control tokens, the 256 bytes and a few merges, so that any text and any sequence of
 bytes can be written in its tokens.
@@ -10,7 +10,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Format
-from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 LAYERS, CHANNELS, FEED_FORWARD, HEADS, KV_HEADS, HEAD_CHANNELS, POSITIONS = 2, 64, 96, 4, 2, 16, 512
@@ -125,5 +124,3 @@ def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
             writer.add_array(key, value)
         case _:
             raise TypeError(f"{key}: {type(value).__name__}")
-
-

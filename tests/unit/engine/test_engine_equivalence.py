@@ -1,4 +1,4 @@
-"""A request's tokens do not depend on how it was computed: chunked, batched, handed over, cached or preempted."""
+"""A request's tokens do not depend on its path: chunked, batched, handed over, cached or preempted."""
 
 import random
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_chunks_give_the_bits_of_one_forward(tiny_model: Path, operations: str, 
     ids = prompt(70)
     whole = paged_logits(model, ids, len(ids))
     assert torch.equal(paged_logits(model, ids, chunk), whole)
-    # PyTorch reduces over whole blocks, so its last bits depend on the size of a block; the C library's do not.
+    # PyTorch reduces over whole blocks, so its last bits depend on a block's size; those of C do not.
     plain = model.logits(ids)
     assert torch.equal(plain, whole) if operations == "c" else torch.allclose(plain, whole, atol=1e-4)
     assert torch.equal(model.logits(ids, last_only=True), plain[-1])

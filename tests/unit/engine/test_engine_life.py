@@ -86,7 +86,9 @@ def test_an_aborted_request_leaves_nothing(engine: Engine, steps: int) -> None:
     engine.add(Request("kept", PROMPT, FREE))
     kept: tuple[int, ...] = ()
     for _ in range(steps):
-        kept += tuple(t for output in engine.step().tokens if output.request_id == "kept" for t in output.token_ids)
+        kept += tuple(
+            t for output in engine.step().tokens if output.request_id == "kept" for t in output.token_ids
+        )
     assert engine.abort("gone")
     assert not engine.abort("gone")
     engine.check_integrity()

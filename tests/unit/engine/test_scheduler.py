@@ -46,7 +46,9 @@ def arrive(number: int, load: Load) -> Sequence:
     return Sequence(request, list(ids), len(ids), stages=Stages(arrived_ns=load.step))
 
 
-def check_step(scheduler: Scheduler, chunks: list[Chunk], before: set[str], *, budget: int, limit: int) -> None:
+def check_step(
+    scheduler: Scheduler, chunks: list[Chunk], before: set[str], *, budget: int, limit: int
+) -> None:
     names = [chunk.sequence.id for chunk in chunks]
     assert len(set(names)) == len(names), "a sequence has two chunks in one step"
     assert sum(chunk.count for chunk in chunks) <= budget
@@ -130,7 +132,12 @@ def test_a_prompt_known_to_the_cache_starts_behind_it() -> None:
 
 def test_another_model_shares_no_prefix() -> None:
     pool = BlockPool(20, BLOCK)
-    run(Scheduler(pool, max_sequences=4, token_budget=64, salt=b"one"), [Load(0, 18, 1, 0, 0)], budget=64, limit=4)
+    run(
+        Scheduler(pool, max_sequences=4, token_budget=64, salt=b"one"),
+        [Load(0, 18, 1, 0, 0)],
+        budget=64,
+        limit=4,
+    )
     other = Scheduler(pool, max_sequences=4, token_budget=64, salt=b"two")
     other.add(sequence := arrive(1, Load(0, 18, 1, 0, 0)))
     other.schedule()

@@ -1,5 +1,7 @@
 """Streamed text equals the text of all tokens at once, wherever it is cut."""
 
+from itertools import pairwise
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_gguf import EOS, byte_ids
@@ -13,7 +15,7 @@ stops = st.lists(st.text(st.sampled_from("abxé漢"), max_size=4), max_size=3)
 
 def cut(ids: list[int], cuts: set[int]) -> list[list[int]]:
     bounds = [0, *sorted(c for c in cuts if c < len(ids)), len(ids)]
-    return [ids[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [ids[a:b] for a, b in pairwise(bounds)]
 
 
 def stream(tokenizer: ChatTokenizer, parts: list[list[int]], stop: list[str]) -> tuple[list[str], TextStream]:
