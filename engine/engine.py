@@ -5,7 +5,6 @@ gives out a hand-off; `decode` adopts hand-offs and goes on. A request's tokens 
 """
 
 import hashlib
-import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -78,7 +77,7 @@ class Engine:
             salt=self.fingerprint.encode(),
         )  # fmt: skip
         self._sequences: dict[str, Sequence] = {}
-        self._eos_ids = frozenset({int(self.model.file.require("tokenizer.ggml.eos_token_id"))})
+        self._eos_ids = frozenset({self.model.file.integer("tokenizer.ggml.eos_token_id", least=0)})
         self._steps = self._rows = 0
 
     @property
@@ -124,9 +123,9 @@ class Engine:
     def generate(
         self,
         prompts: Seq[str | Seq[int]],
-        sampling: SamplingParams = SamplingParams(),
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
         tokenizer: ChatTokenizer | None = None,
-    ) -> list[str]:  # noqa: B008 - frozen
+    ) -> list[str]:
         """Texts for prompts, batched. Blocks until all have ended. Only in role `both`.
 
         Raises InvalidRequest, Overloaded; then none of the prompts stays in the engine.
@@ -169,7 +168,7 @@ class Engine:
             raise InvalidRequest(f"max_tokens is {new}; it must be at least 1", parameter="max_tokens")
         if prompt + new > self.max_positions:
             raise InvalidRequest(
-                f"{prompt} prompt tokens and {new} new ones exceed the {self.max_positions} positions of the model",
+                f"{prompt} prompt tokens and {new} new ones exceed the {self.max_positions} positions",
                 parameter="messages", hint="shorten the prompt or lower max_tokens",
             )  # fmt: skip
         vocabulary = self.model.config.vocabulary

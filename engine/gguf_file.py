@@ -3,6 +3,7 @@
 Two processes that open the same file share its pages. Format: GGUF specification, version 3.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ MAGIC = b"GGUF"
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """`shape` is [rows, columns] or [columns]; `data` is float32 in that shape, or uint8 [rows, row_bytes]."""
+    """`shape` is [rows, columns] or [columns]; `data` float32 of that shape, or uint8 [rows, row_bytes]."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,6 +39,30 @@ class GgufFile:
         if key not in self.metadata:
             raise BrokenModelFile(f"{self.path}: metadata has no {key!r}")
         return self.metadata[key]
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = 1 << 20) -> int:
+        """A whole number within bounds that no real model leaves; BrokenModelFile names key and value."""
+        value = self.require(key) if default is None else self.metadata.get(key, default)
+        if type(value) is not int or not least <= value <= most:
+            raise self._unfit(key, value, f"a whole number from {least} to {most}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive, finite number."""
+        value = self.require(key) if default is None else self.metadata.get(key, default)
+        if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise self._unfit(key, value, "a positive number")
+        return float(value)
+
+    def strings(self, key: str) -> list[str]:
+        """A list of strings, not empty."""
+        value: object = self.require(key)
+        if not isinstance(value, list) or not value or type(cast(list[object], value)[0]) is not str:
+            raise self._unfit(key, cast(object, value), "a list of strings")
+        return cast(list[str], value)
+
+    def _unfit(self, key: str, value: object, expected: str) -> BrokenModelFile:
+        return BrokenModelFile(f"{self.path}: metadata {key!r} is {value!r:.60}, expected {expected}")
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> GgufTensor:
         """A tensor of that shape; a missing or misshapen one is an error that says what was expected."""
@@ -68,9 +93,9 @@ def open_gguf(path: Path) -> GgufFile:
     _check_start(path)
     try:
         reader = _Reader(str(path), "c")
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, MemoryError) as error:
         raise BrokenModelFile(f"{path}: not a whole GGUF file ({error})", hint="download it again") from error
-    metadata = {name: field.contents() for name, field in reader.fields.items()}
     tensors = {t.name: _tensor(cast(Any, t)) for t in reader.tensors}
     return GgufFile(path, metadata, tensors)
 

@@ -15,7 +15,7 @@ class Request:
 
     id: str
     prompt_ids: tuple[int, ...]
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = SamplingParams()  # noqa: RUF009 - frozen
     priority: int = 0
 
 

@@ -48,7 +48,7 @@ class TextStream:
 
     def _release(self, new: str, final: bool) -> str:
         text = self._held + new
-        # The stop string that is complete first wins: which one that is does not depend on how text is cut up.
+        # The stop string that is complete first wins: which one that is does not depend on where text is cut.
         found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""

@@ -1,6 +1,7 @@
 """The byte-level BPE tokenizer that a GGUF file carries, run by the `tokenizers` library."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -35,21 +36,31 @@ def tokenizer_from_gguf(file: GgufFile) -> ChatTokenizer:
         raise BrokenModelFile(
             f"{file.path}: tokenizer {kind!r}/{pre!r} is not supported", hint="supported: gpt2/smollm"
         )
-    tokens: list[str] = file.require("tokenizer.ggml.tokens")
-    types: list[int] = file.require("tokenizer.ggml.token_type")
-    merges = [_pair(file, merge) for merge in file.require("tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    tokens = file.strings("tokenizer.ggml.tokens")
+    types = cast(object, file.require("tokenizer.ggml.token_type"))
+    if not isinstance(types, list) or len(types := cast(list[object], types)) != len(tokens):
+        raise BrokenModelFile(f"{file.path}: 'tokenizer.ggml.token_type' does not have one entry a token")
+    ids = {token: index for index, token in enumerate(tokens)}
+    merges = [_pair(file, merge, ids) for merge in file.strings("tokenizer.ggml.merges")]
+    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )  # pyright: ignore[reportAttributeAccessIssue] - the stubs declare the property read-only
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     special = [t for t, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    return ChatTokenizer(tokenizer, int(file.require("tokenizer.ggml.eos_token_id")))
+    added = [AddedToken(token, normalized=False, special=True) for token in special]
+    tokenizer.add_special_tokens(added)  # pyright: ignore[reportUnknownMemberType]
+    return ChatTokenizer(
+        tokenizer, file.integer("tokenizer.ggml.eos_token_id", least=0, most=len(tokens) - 1)
+    )
 
 
-def _pair(file: GgufFile, merge: str) -> tuple[str, str]:
+def _pair(file: GgufFile, merge: str, ids: Mapping[str, int]) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
     if not right:
         raise BrokenModelFile(f"{file.path}: tokenizer merge {merge!r} is not a pair")
+    if left not in ids or right not in ids or left + right not in ids:
+        raise BrokenModelFile(
+            f"{file.path}: tokenizer merge {merge!r} names a token that is not in the vocabulary"
+        )
     return left, right

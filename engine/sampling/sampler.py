@@ -18,7 +18,7 @@ def choose(logits: Logits, sampling: SamplingParams, generated: int) -> int:
     ids, probabilities = _candidates(logits, sampling)
     cumulative = np.cumsum(probabilities)
     threshold = _uniform(sampling.seed, generated) * cumulative[-1]
-    index = int(np.searchsorted(cumulative, threshold, side="right"))
+    index: int = cumulative.searchsorted(threshold, side="right").item()
     return int(ids[min(index, len(ids) - 1)])
 
 
@@ -39,6 +39,6 @@ def _candidates(logits: Logits, sampling: SamplingParams) -> tuple[NDArray[np.in
 
 
 def _uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that is a function of seed and position: a counter-based generator needs no state."""
+    """A number in [0, 1), a function of seed and position: a counter-based generator needs no state."""
     generator = np.random.Philox(key=seed & (2**64 - 1), counter=position)
     return float(np.random.Generator(generator).random())
