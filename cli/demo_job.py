@@ -11,14 +11,16 @@ from openai import AsyncOpenAI
 from cli.teams import run_live, run_replay, run_samplers, team_json
 from cli.wiring import Workbench
 from evals.bugs import recipe_names
+from evals.examples import visible_examples
 from evals.humaneval import Progress, run_humaneval
 from evals.humaneval_config import HumanEvalConfig
 from evals.humaneval_result import HumanEvalResult
+from evals.problems import load_problems
 from evals.store import Store
 from teams.report.model import HumanEvalReport, RunReport, TeamReport, WorkerRow
 
 # A fixed subset; among them some that this model solves now and then, so that the score is not always 0.
-HUMANEVAL_SUBSET = tuple(f"HumanEval/{number}" for number in (2, 7, 11, 13, 23, 27, 34, 53))
+HUMANEVAL_SUBSET = tuple(f"HumanEval/{number}" for number in (7, 11, 13, 2, 23, 27, 34, 53))
 ATTEMPTS = 2
 MAX_TOKENS = 256
 TEAM_SAMPLES = 2  # a teammate
@@ -130,6 +132,11 @@ async def _evaluate(
 
 
 def _first_failed(result: HumanEvalResult) -> str:
-    """The first problem that its first attempt did not solve; the last one if all were solved."""
-    failed = [row.task_id for row in result.rows if row.verdicts and row.verdicts[0] != "passed"]
-    return failed[0] if failed else result.rows[-1].task_id
+    """The first problem that its first attempt did not solve; the last one if all were solved.
+
+    Only problems whose prompt shows examples: a sampler has nothing else to judge a program by.
+    """
+    shown = {p.task_id for p in load_problems(task_ids=HUMANEVAL_SUBSET) if visible_examples(p)}
+    rows = [row for row in result.rows if row.task_id in shown]
+    failed = [row.task_id for row in rows if row.verdicts[0] != "passed"]
+    return failed[0] if failed else rows[-1].task_id

@@ -8,7 +8,7 @@ import typer
 
 from cli.console import JsonFlag, UrlOption, show, step
 from cli.endpoint import model_endpoint
-from cli.wiring import Workbench, report_of
+from cli.wiring import Workbench
 from cluster.config import DockyardConfig, load_config
 from evals import team_bugs, team_humaneval
 from evals.bugs import load_recipe, recipe_names
@@ -92,7 +92,7 @@ async def run_replay(bench: Workbench, name: str, endpoint: str) -> TeamReport:
     task = await team_bugs.open_task(name, bench.state.cache, bench.boxes())
     options = bench.options(name, step)
     models = bench.models(endpoint, options.run_id)
-    return report_of(await team_bugs.replay(task, models=models, sandboxes=bench.boxes(), options=options))
+    return bench.finished(await team_bugs.replay(task, models=models, sandboxes=bench.boxes(), options=options))
 
 
 async def run_live(bench: Workbench, name: str, endpoint: str, model: str, api_key: str | None) -> TeamReport:
@@ -100,7 +100,7 @@ async def run_live(bench: Workbench, name: str, endpoint: str, model: str, api_k
     task = await team_bugs.open_task(name, bench.state.cache, bench.boxes())
     options = bench.options(Path(name).name, step)
     models = bench.models(endpoint, options.run_id, model, api_key)
-    return report_of(await team_bugs.live(task, models=models, sandboxes=bench.boxes(), options=options))
+    return bench.finished(await team_bugs.live(task, models=models, sandboxes=bench.boxes(), options=options))
 
 
 async def run_samplers(bench: Workbench, task_id: str, endpoint: str, samples: int) -> TeamReport:
@@ -115,7 +115,7 @@ async def run_samplers(bench: Workbench, task_id: str, endpoint: str, samples: i
         limits=SamplerLimits(samples=samples),
         options=options,
     )
-    return report_of(outcome)
+    return bench.finished(outcome)
 
 
 def team_json(report: TeamReport) -> dict[str, Any]:

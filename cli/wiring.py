@@ -10,6 +10,8 @@ from cluster.state import StateFolder
 from evals.grading import Execute
 from evals.humaneval_config import SandboxSettings
 from evals.sandboxes import fresh_sandbox
+from evals.store import Store
+from evals.team_record import record_outcome
 from evals.team_sandboxes import BoxConfig, Boxes
 from protocol.errors import MissingCapability
 from protocol.ids import new_id
@@ -69,6 +71,12 @@ class Workbench:
     ) -> ModelFactory:
         """One client an agent; the gateway knows each by its key."""
         return http_models(endpoint, model=model or self.config.model, run_id=run_id, api_key=api_key)
+
+    def finished(self, outcome: TeamOutcome) -> TeamReport:
+        """Keep a team's run in the store; its report."""
+        with Store(self.state.store) as store:
+            record_outcome(store, outcome, {"model": self.config.model})
+        return report_of(outcome)
 
     def options(self, name: str, progress: Callable[[str], None]) -> RunOptions:
         """Options of a team run whose events are kept in the run's folder."""
