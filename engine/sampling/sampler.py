@@ -16,9 +16,9 @@ def choose(logits: Logits, sampling: SamplingParams, generated: int) -> int:
     if sampling.temperature < _GREEDY_BELOW:
         return int(logits.argmax())
     ids, probabilities = _candidates(logits, sampling)
-    cumulative = np.cumsum(probabilities)
+    cumulative: NDArray[np.float64] = probabilities.cumsum()
     threshold = _uniform(sampling.seed, generated) * cumulative[-1]
-    index: int = cumulative.searchsorted(threshold, side="right").item()
+    index = int(np.count_nonzero(cumulative <= threshold))
     return int(ids[min(index, len(ids) - 1)])
 
 
