@@ -165,10 +165,11 @@ def test_attention_agrees_with_the_reference(operations: CpuOperations) -> None:
     rows, num_blocks = layout([1, 16, 300])
     cache, expected = (filled_cache(ops, rows, num_blocks) for ops in (operations, TorchOperations()))
     assert torch.equal(cache.nan_to_num(), expected.nan_to_num())
-    q = 3 * rows_of(317, HEADS * D).view(-1, HEADS, D)
+    some = select(rows, torch.tensor([0, 1, 15, 16, 17, 32, 33, 49, 200, 316]))
+    q = 3 * rows_of(10, HEADS * D).view(-1, HEADS, D)
     torch.testing.assert_close(
-        operations.paged_attention(q, cache, rows, 0.125),
-        TorchOperations().paged_attention(q, cache, rows, 0.125),
+        operations.paged_attention(q, cache, some, 0.125),
+        TorchOperations().paged_attention(q, cache, some, 0.125),
         rtol=1e-4, atol=1e-4,
     )  # fmt: skip
 
