@@ -8,6 +8,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import BrokenModelFile, InvalidRequest
 
+# A template is a program: besides its own refusals, it can trip over a message that it does not expect.
+_TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+
 
 class ChatTemplate:
     """A compiled template. It comes from a file of unknown origin, so it runs in Jinja's sandbox."""
@@ -26,7 +29,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, **self._special
             )
-        except TemplateError as error:
+        except _TEMPLATE_FAULTS as error:
             raise InvalidRequest(
                 f"messages: the model's template refuses them: {error}", parameter="messages"
             ) from error
