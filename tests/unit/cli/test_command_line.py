@@ -1,0 +1,97 @@
+"""Bad input on the command line: one line that names the thing and the way out, and an exit code that says why."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from cli.main import run
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DOCKYARD_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """What a person reads, without the line breaks of a narrow terminal."""
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_an_unknown_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "no-such-model", "--port", "0"]) == 2
+    assert "'no-such-model' is neither a file nor one of: smollm2" in said(capsys)
+
+
+def test_a_file_that_is_no_gguf_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(20))
+    assert run(["serve", str(broken), "--port", "0"]) == 2
+    assert "broken.gguf" in said(capsys)
+
+
+def test_a_taken_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        assert run(["serve", "smollm2", "--port", str(port)]) == 4
+    assert f"port {port}" in said(capsys)
+
+
+def test_too_little_memory_says_how_much_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("workers: {kv_cache_bytes: 1000000000000}\n")
+    assert run(["serve", "smollm2", "--port", "0", "--config", str(config)]) == 4
+    assert "needs 9" in said(capsys)
+
+
+def test_an_unknown_field_of_the_configuration_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("workers: {thread: 3}\n")
+    assert run(["status", "--config", str(config)]) == 2
+    assert "workers.thread" in said(capsys)
+
+
+def test_a_missing_configuration_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--config", "/no/such.yaml"]) == 2
+    assert "/no/such.yaml" in said(capsys)
+
+
+def test_the_demo_without_a_toolkit_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo"]) == 3
+    assert "make setup" in said(capsys)
+
+
+def test_a_flag_that_does_not_fit_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--port", "http"]) == 2
+    assert "--port" in said(capsys)
+
+
+def test_machines_get_errors_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["chat", "hello", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out.splitlines()[-1])["error"]
+    assert "no deployment" in error["message"]
+    assert "dockyard up" in error["hint"]
+
+
+def test_down_is_silent_when_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert run(["down"]) == 0
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["demo"], ["serve"], ["up"], ["down"], ["status"], ["doctor"], ["chat"], ["eval", "run", "humaneval"],
+     ["sandbox", "run"], ["sandbox", "list"], ["sandbox", "sweep"], ["team", "run"], ["team", "list"]],
+)  # fmt: skip
+def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Example: " in text
+    assert not command or "--json" in text
