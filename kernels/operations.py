@@ -12,12 +12,14 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from kernels.rope import rope_frequencies
+
 WeightFormat = Literal["f32", "q4_1", "q8_0"]
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A matrix [rows, columns] as its file stores it: `data` is uint8 [rows, row_bytes], or float32 [N, K]."""
+    """A matrix [rows, columns] as its file stores it: uint8 [rows, row_bytes], or float32 [N, K]."""
 
     data: Tensor
     rows: int
@@ -32,6 +34,21 @@ class Rows:
     positions: Tensor  # int64 [M]
     sequences: Tensor  # int64 [M], row numbers of `tables`
     tables: Tensor  # int32 [num_sequences, width], cache blocks in order of position
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """A rotary embedding: its base, and cos and sin of each position's angles, interleaved, [P, D]."""
+
+    theta: float
+    table: Tensor
+
+    @classmethod
+    def of(cls, theta: float, head_channels: int, num_positions: int) -> "Rope":
+        """Angles are taken in float64 and rounded once."""
+        frequencies = rope_frequencies(head_channels, theta, torch.device("cpu")).double()
+        angles = torch.outer(torch.arange(num_positions, dtype=torch.float64), frequencies)
+        return cls(theta, torch.stack((angles.cos(), angles.sin()), -1).flatten(1).float().contiguous())
 
 
 class Operations(Protocol):
@@ -49,8 +66,8 @@ class Operations(Protocol):
 
     def rms_norm(self, x_MK: Tensor, weight_K: Tensor, eps: float) -> Tensor: ...
 
-    def rope_(self, x_MHD: Tensor, table_PD: Tensor, positions_M: Tensor) -> None:
-        """Rotates adjacent pairs in place; the table holds cos and sin interleaved."""
+    def rope_(self, x_MHD: Tensor, rope: Rope, positions_M: Tensor) -> None:
+        """Rotates adjacent pairs in place."""
         ...
 
     def silu_mul(self, gate_MK: Tensor, up_MK: Tensor) -> Tensor: ...

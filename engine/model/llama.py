@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.errors import BrokenModelFile
 from engine.gguf_file import GgufFile, GgufTensor
-from kernels.operations import Operations, Rows, Weight, WeightFormat
+from kernels.operations import Operations, Rope, Rows, Weight, WeightFormat
 
 FORMATS: dict[str, WeightFormat] = {"F32": "f32", "Q4_1": "q4_1", "Q8_0": "q8_0"}
 
@@ -91,7 +91,7 @@ class LlamaModel:
         self._head = self._embedding if tied else _weight(file, "output.weight", v, c)
         self._norm = _vector(file, "output_norm.weight", c)
         self._layers = [_layer(file, config, index) for index in range(config.num_layers)]
-        self._rope_table = _rope_table(config)
+        self._rope = Rope.of(config.rope_theta, config.head_channels, config.max_positions)
 
     def cache_bytes_per_token(self) -> float:
         """Bytes of persistent KV a token: keys and values of every layer in float32."""
@@ -118,8 +118,8 @@ class LlamaModel:
                 ops.rms_norm(x_TC, layer.attention_norm, config.norm_eps), (layer.q, layer.k, layer.v)
             )
             q_THD, k_TGD, v_TGD = (t.view(t.shape[0], -1, config.head_channels) for t in (q, k, v))
-            ops.rope_(q_THD, self._rope_table, rows.positions)
-            ops.rope_(k_TGD, self._rope_table, rows.positions)
+            ops.rope_(q_THD, self._rope, rows.positions)
+            ops.rope_(k_TGD, self._rope, rows.positions)
             ops.store_kv(layer_cache, rows, k_TGD, v_TGD)
             mixed_TC = ops.paged_attention(q_THD, layer_cache, rows, scale).flatten(1)
             x_TC = x_TC + ops.linear(mixed_TC, (layer.output,))[0]
@@ -185,11 +185,3 @@ def _vector(file: GgufFile, name: str, size: int) -> Tensor:
 def _shared(tensor: GgufTensor) -> Tensor:
     """The mapped pages as a tensor, without a copy. Copy-on-write, since torch knows no read-only tensors."""
     return torch.from_numpy(tensor.data)  # pyright: ignore[reportUnknownMemberType]
-
-
-def _rope_table(config: LlamaConfig) -> Tensor:
-    """[positions, D]: cos and sin of each pair's angle, interleaved. Angles in float64, rounded once."""
-    d = config.head_channels
-    frequencies = config.rope_theta ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-    angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float64), frequencies)
-    return torch.stack((angles.cos(), angles.sin()), -1).flatten(1).float().contiguous()

@@ -30,7 +30,7 @@ def _candidates(logits: Logits, sampling: SamplingParams) -> tuple[NDArray[np.in
     weights = np.exp((logits.astype(np.float64) - float(logits.max())) / sampling.temperature)
     if sampling.top_k == 0 and sampling.top_p >= 1.0:
         return np.arange(len(weights)), weights
-    order = np.argsort(-weights, kind="stable")[: sampling.top_k or None]
+    order = np.argsort(-logits, kind="stable")[: sampling.top_k or None]
     kept = weights[order]
     if sampling.top_p < 1.0:
         before = np.cumsum(kept) - kept

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import CPaging, CWeight, load
-from kernels.operations import Rows, Weight
+from kernels.operations import Rope, Rows, Weight
 
 _FORMATS = {"f32": 0, "q4_1": 3, "q8_0": 8}
 
@@ -52,10 +52,10 @@ class CpuOperations:
         self._library.dockyard_rms_norm(x_MK.data_ptr(), weight_K.data_ptr(), eps, m, k, out.data_ptr())
         return out
 
-    def rope_(self, x_MHD: Tensor, table_PD: Tensor, positions_M: Tensor) -> None:
+    def rope_(self, x_MHD: Tensor, rope: Rope, positions_M: Tensor) -> None:
         m, heads, d = x_MHD.shape
         self._library.dockyard_rope(
-            x_MHD.data_ptr(), table_PD.data_ptr(), positions_M.data_ptr(), m, heads, d
+            x_MHD.data_ptr(), rope.table.data_ptr(), positions_M.data_ptr(), m, heads, d
         )
 
     def silu_mul(self, gate_MK: Tensor, up_MK: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.cpu import build as build_module
 from kernels.cpu.build import build, library_path
 from kernels.cpu.operations import CpuOperations
-from kernels.operations import Rows, Weight, WeightFormat, select_operations
+from kernels.operations import Rope, Rows, Weight, WeightFormat, select_operations
 from kernels.torch_operations import TorchOperations, dequantize
 from protocol.errors import MissingCapability
 
@@ -175,17 +175,16 @@ def test_attention_agrees_with_the_reference(operations: CpuOperations) -> None:
 
 
 def test_rope_turns_each_row_by_its_own_position(operations: CpuOperations) -> None:
-    angles = torch.rand(100, D // 2, generator=torch.Generator().manual_seed(6)) * 6
-    table = torch.stack((angles.cos(), angles.sin()), -1).flatten(1).contiguous()
+    rope = Rope.of(10_000.0, D, 100)
     x = rows_of(17, HEADS * D).view(17, HEADS, D)
     positions = torch.randperm(100, generator=torch.Generator().manual_seed(7))[:17]
     turned, expected = x.clone(), x.clone()
-    operations.rope_(turned, table, positions)
-    TorchOperations().rope_(expected, table, positions)
+    operations.rope_(turned, rope, positions)
+    TorchOperations().rope_(expected, rope, positions)
     torch.testing.assert_close(turned, expected, rtol=1e-5, atol=1e-5)
     for row in range(17):
         alone = x[row : row + 1].clone()
-        operations.rope_(alone, table, positions[row : row + 1])
+        operations.rope_(alone, rope, positions[row : row + 1])
         assert torch.equal(alone[0], turned[row])
 
 
