@@ -89,7 +89,7 @@ def system_packages(*, install: bool) -> None:
 def environment() -> None:
     if PYTHON.exists():
         return
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file is what older ones run first
         raise SetupError(f"Python {sys.version.split()[0]} is too old; run it with Python 3.11 or newer")
     if importlib.util.find_spec("ensurepip") is None:
         raise SetupError("Python's venv module is incomplete; on Debian: apt-get install python3-venv")

@@ -1,4 +1,4 @@
-"""What the command prints: text for people on stderr and stdout, one JSON object on the last line for machines."""
+"""What the command prints: text for people, and for machines one JSON object on the last line of stdout."""
 
 import json
 import sys

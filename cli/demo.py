@@ -36,7 +36,7 @@ def demo(
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key for --model.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run everything once: a served model, an evaluation, a live team, a team on two real bugs; then a report.
+    """Run everything once: a served model, an evaluation, a live team, teams on real bugs; then a report.
 
     Example: dockyard demo --json
     """

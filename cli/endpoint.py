@@ -1,4 +1,4 @@
-"""Where a command's model answers: the given endpoint, the running deployment, or a server for its duration."""
+"""Where a command's model answers: a given endpoint, the running deployment, or a server of its own."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

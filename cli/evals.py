@@ -61,15 +61,16 @@ def humaneval(
 def show_progress(progress: Progress) -> None:
     """One line an attempt."""
     step(
-        f"{progress.done}/{progress.total} {progress.task_id} attempt {progress.attempt + 1}: {progress.verdict}"
-        f" ({progress.passed} passed)"
+        f"{progress.done}/{progress.total} {progress.task_id} attempt {progress.attempt + 1}: "
+        f"{progress.verdict} ({progress.passed} passed)"
     )
 
 
 def humaneval_text(result: HumanEvalResult) -> str:
     """Both denominators, since they answer different questions."""
     lines = [
-        f"HumanEval, {result.model}: {result.problems} problems, {result.attempts} attempts each (run {result.run_id})"
+        f"HumanEval, {result.model}: {result.problems} problems, {result.attempts} attempts each "
+        f"(run {result.run_id})"
     ]
     for name, rates in (("planned", result.of_planned), ("scored", result.of_scored)):
         scores = ", ".join(

@@ -23,7 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    epilog="Example: `dockyard demo` runs everything once; `dockyard serve smollm2 --port 8000` serves a model.",
+    epilog="Example: `dockyard demo` runs everything once; `dockyard serve smollm2` serves a model.",
 )
 app.command()(demo.demo)
 app.command()(serve.serve)

@@ -82,7 +82,7 @@ def up(
 
 
 def down(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
-    """End every deployment and sweep what crashes left. Silent when there is nothing; run it as often as you like.
+    """End every deployment and sweep what crashes left. Silent when there is nothing.
 
     Example: dockyard down
     """

@@ -92,7 +92,8 @@ async def run_replay(bench: Workbench, name: str, endpoint: str) -> TeamReport:
     task = await team_bugs.open_task(name, bench.state.cache, bench.boxes())
     options = bench.options(name, step)
     models = bench.models(endpoint, options.run_id)
-    return bench.finished(await team_bugs.replay(task, models=models, sandboxes=bench.boxes(), options=options))
+    outcome = await team_bugs.replay(task, models=models, sandboxes=bench.boxes(), options=options)
+    return bench.finished(outcome)
 
 
 async def run_live(bench: Workbench, name: str, endpoint: str, model: str, api_key: str | None) -> TeamReport:

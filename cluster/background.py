@@ -1,4 +1,4 @@
-"""A deployment in a process of its own: for `dockyard up`, and for commands that need one for their duration."""
+"""A deployment in a process of its own: for `dockyard up`, and for commands that need one meanwhile."""
 
 import json
 import signal

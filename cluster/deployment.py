@@ -118,7 +118,7 @@ def _start_ray(config: DockyardConfig, scratch: Path, deployment_id: str) -> Non
         RAY_USAGE_STATS_ENABLED="0",
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN_PATH=str(token),
-        # Threads that wait for work sleep: with two workers on few cores, spinning would cost the other a core.
+        # Threads that wait for work sleep: with two workers on few cores, spinning costs the other a core.
         OMP_WAIT_POLICY="PASSIVE",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # leave the accelerators' variables as they are
     )

@@ -1,6 +1,7 @@
 """A deployment with its gateway in one process: what `dockyard serve` runs."""
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -113,11 +114,14 @@ def _signals_raise() -> Generator[None]:
 
 
 def _record_ready(state: StateFolder, deployment: Deployment, url: str) -> None:
-    import os
-
-    state.write(
-        DeploymentRecord(
-            id=deployment.id, pid=os.getpid(), started_at=started_at(os.getpid()), scratch=str(deployment.scratch),
-            model=deployment.model.name, ready=True, url=url,
-        )
-    )  # fmt: skip
+    pid = os.getpid()
+    record = DeploymentRecord(
+        id=deployment.id,
+        pid=pid,
+        started_at=started_at(pid),
+        scratch=str(deployment.scratch),
+        model=deployment.model.name,
+        ready=True,
+        url=url,
+    )
+    state.write(record)

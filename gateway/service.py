@@ -72,7 +72,7 @@ class ChatService:
             async with aclosing(self._choice(request, index)) as deltas:
                 async for delta in deltas:
                     merged.put_nowait(delta)
-        except Exception as error:  # noqa: BLE001 - raised again by the reader of the queue
+        except Exception as error:  # the reader of the queue raises it again
             merged.put_nowait(error)
 
     async def _choice(self, request: ChatRequest, index: int) -> AsyncGenerator[Delta]:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[dict[str, Any]]:
+def demo() -> dict[str, Any]:
     """The last line of `dockyard demo --json`, run as a user runs it."""
     command = [sys.executable, "-m", "cli.main", "demo", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    yield json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(params=["live_team", "replayed_team", "second_replay"])

@@ -1,4 +1,4 @@
-"""Bad input on the command line: one line that names the thing and the way out, and an exit code that says why."""
+"""Bad input on the command line: a line that names the thing and the way out, and an exit code for it."""
 
 import json
 import socket
@@ -41,14 +41,18 @@ def test_a_taken_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"port {port}" in said(capsys)
 
 
-def test_too_little_memory_says_how_much_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_little_memory_says_how_much_is_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("workers: {kv_cache_bytes: 1000000000000}\n")
     assert run(["serve", "smollm2", "--port", "0", "--config", str(config)]) == 4
     assert "needs 9" in said(capsys)
 
 
-def test_an_unknown_field_of_the_configuration_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_field_of_the_configuration_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("workers: {thread: 3}\n")
     assert run(["status", "--config", str(config)]) == 2
