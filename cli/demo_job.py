@@ -84,7 +84,12 @@ def demo_report(bench: Workbench, result: DemoResult, workers: list[dict[str, An
         ),
         humaneval=HumanEvalReport.model_validate(result.humaneval.model_dump()),
         teams=(result.live, *result.bugs),
-        environment={"python": platform.python_version(), "system": platform.platform(), "run": bench.run_id},
+        environment={
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "run": bench.run_id,
+            "sandboxes placed": f"{bench.places.num_placed}; the first: {bench.places.reasons[0]}",
+        },
     )
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cluster.config import DockyardConfig
+from cli.placing import PlacedBoxes, SandboxPlaces, placed_execute
+from cluster.config import DockyardConfig, SandboxConfig
 from cluster.state import StateFolder
 from evals.grading import Execute
 from evals.humaneval_config import SandboxSettings
@@ -15,12 +16,17 @@ from evals.team_record import record_outcome
 from evals.team_sandboxes import BoxConfig, Boxes
 from protocol.errors import MissingCapability
 from protocol.ids import new_id
+from protocol.resources import Resources
 from sandbox.audit import sweep
 from teams.harness.task import RunOptions, TeamOutcome
 from teams.model_client import http_models
 from teams.report.model import TeamReport
 from teams.report.team_rows import team_report
 from teams.team import ModelFactory
+from teams.workspace import SandboxFactory
+
+
+_DEFAULT_MEMORY_MB = 512  # what a sandbox takes where nothing else is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,7 @@ class Workbench:
     state: StateFolder
     run_id: str
     folder: Path
+    places: SandboxPlaces
 
     @classmethod
     def open(cls, config: DockyardConfig) -> "Workbench":
@@ -46,25 +53,39 @@ class Workbench:
         folder = state.runs / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{run_id}"
         folder.mkdir()
         (folder / "config.yaml").write_text(config.resolved_yaml())
-        return cls(config, state, run_id, folder)
+        return cls(config, state, run_id, folder, SandboxPlaces(state.root))
 
     def grader(self) -> Execute:
         """Runs a program in a sandbox of its own."""
-        box = self.config.sandbox
         settings = SandboxSettings(
-            substrate=box.substrate, memory_mb=box.memory_mb, pids=box.pids, disk_mb=box.disk_mb
+            substrate=self._box.substrate,
+            memory_mb=self._box.memory_mb,
+            pids=self._box.pids,
+            disk_mb=self._box.disk_mb,
         )
-        return fresh_sandbox(settings, state_dir=self.state.sandboxes, toolkit=self.state.toolkit)
+        execute = fresh_sandbox(settings, state_dir=self.state.sandboxes, toolkit=self.state.toolkit)
+        return placed_execute(execute, self.places, self._resources)
 
-    def boxes(self) -> Boxes:
+    def boxes(self) -> SandboxFactory:
         """Makes agents' sandboxes."""
-        box = self.config.sandbox
-        return Boxes(
-            BoxConfig(
-                substrate=box.substrate, memory_mb=box.memory_mb, disk_mb=box.disk_mb,
-                state_dir=self.state.sandboxes, toolkit=self.state.toolkit,
-            )
-        )  # fmt: skip
+        config = BoxConfig(
+            substrate=self._box.substrate,
+            memory_mb=self._box.memory_mb,
+            pids=self._box.pids,
+            disk_mb=self._box.disk_mb,
+            state_dir=self.state.sandboxes,
+            toolkit=self.state.toolkit,
+        )
+        return PlacedBoxes(Boxes(config), self.places, self._resources)
+
+    @property
+    def _box(self) -> SandboxConfig:
+        return self.config.sandbox
+
+    @property
+    def _resources(self) -> Resources:
+        box = self._box
+        return Resources(1.0, (box.memory_mb or _DEFAULT_MEMORY_MB) << 20, box.pids, box.disk_mb << 20)
 
     def models(
         self, endpoint: str, run_id: str, model: str | None = None, api_key: str | None = None

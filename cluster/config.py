@@ -42,8 +42,8 @@ class SandboxConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     substrate: Literal["function", "container"] = "function"
-    memory_mb: int = Field(default=512, ge=16)
-    pids: int = Field(default=64, ge=4)
+    memory_mb: int | None = Field(default=None, ge=16)  # None: 512 where the host can enforce a limit
+    pids: int = Field(default=128, ge=8)  # pytest with its plugins takes a handful
     disk_mb: int = Field(default=256, ge=1)
     parallel: int = Field(default=2, ge=1)  # gradings at once: they use the model's cores
 

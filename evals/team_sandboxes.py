@@ -19,8 +19,8 @@ class BoxConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     substrate: Literal["function", "container"] = "container"
-    cpu: float = Field(default=1.0, gt=0)  # cores
-    memory_mb: int = Field(default=512, ge=64)  # the writable layer lies in it too
+    cpu: float | None = Field(default=None, gt=0)  # cores; None: 1 where the host can enforce a limit
+    memory_mb: int | None = Field(default=None, ge=64)  # None: 512, likewise; files count as memory
     pids: int = Field(default=128, ge=8)
     disk_mb: int = Field(default=128, ge=8)
     lifetime_s: float = Field(default=3_600.0, gt=0)  # beyond this a forgotten one ends by itself

@@ -91,7 +91,8 @@ def test_down_is_silent_when_there_is_nothing(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["demo"], ["serve"], ["up"], ["down"], ["status"], ["doctor"], ["chat"], ["eval", "run", "humaneval"],
+    [[], ["demo"], ["serve"], ["up"], ["down"], ["status"], ["doctor"], ["chat"],
+     ["eval", "run", "humaneval"],
      ["sandbox", "run"], ["sandbox", "list"], ["sandbox", "sweep"], ["team", "run"], ["team", "list"]],
 )  # fmt: skip
 def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
