@@ -1,0 +1,238 @@
+"""Clients hang up, queues are full, workers die: every request ends, and nothing stays behind."""
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from engine_runs import finish, small_engine
+from stack import PATIENCE_S, Stack, serving
+from tiny_gguf import byte_ids
+
+from actors.engine_worker import EngineWorker, WorkerFailed
+from actors.token_server import TokenServer
+from engine import EngineConfig, Request, SamplingParams
+from engine.handoff import Handoff
+from protocol.errors import ResourceShortage
+from protocol.wire import Abort
+
+# 400 tokens at a twentieth of the speed: seconds, of which the tests need a few steps.
+LONG: dict[str, Any] = {
+    "model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 400,
+    "dockyard": {"forced_text": "x" * 400},
+}  # fmt: skip
+SHORT: dict[str, Any] = {**LONG, "dockyard": {"forced_text": "xyz"}}
+Make = Callable[..., AbstractContextManager[Stack]]
+
+
+@pytest.fixture
+def make(tiny_model: Path, tmp_path: Path, cpu_library: Path) -> Make:
+    return lambda **settings: serving(tiny_model, tmp_path, **settings)
+
+
+@pytest.fixture(params=[False, True], ids=["one worker", "prefill and decode"])
+def slow(request: pytest.FixtureRequest, make: Make) -> Iterator[Stack]:
+    with make(disaggregated=request.param) as stack:
+        stack.workers[-1].set_pace(20)
+        yield stack
+
+
+def url(stack: Stack) -> str:
+    return f"{stack.url}/v1/chat/completions"
+
+
+def stream_lines(stack: Stack, body: dict[str, Any]) -> Generator[str]:
+    with httpx.stream("POST", url(stack), json={**body, "stream": True}, timeout=PATIENCE_S) as answer:
+        assert answer.status_code == 200
+        yield from answer.iter_lines()
+
+
+class Background:
+    """A request in a thread of its own."""
+
+    def __init__(self, stack: Stack, body: dict[str, Any]) -> None:
+        self.answers: list[httpx.Response] = []
+        self._thread = threading.Thread(target=lambda: self.answers.append(self._post(stack, body)))
+        self._thread.start()
+
+    def _post(self, stack: Stack, body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(url(stack), json=body, timeout=PATIENCE_S)
+
+    def result(self) -> httpx.Response:
+        self._thread.join(PATIENCE_S)
+        assert self.answers, "the request did not end"
+        return self.answers[0]
+
+
+# ---------------------------------------------------------------- clients that hang up
+def test_a_stream_that_is_dropped_frees_its_request(slow: Stack) -> None:
+    lines = stream_lines(slow, LONG)
+    assert '"x' in next(line for line in lines if '"content":"x' in line)
+    slow.wait_until_running()
+    lines.close()
+    slow.wait_until_idle()
+
+
+def test_a_whole_answer_that_nobody_waits_for_frees_its_request(slow: Stack) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(url(slow), json={**LONG, "n": 3}, timeout=httpx.Timeout(PATIENCE_S, read=0.5))
+    slow.wait_until_idle()
+    assert httpx.post(url(slow), json=SHORT, timeout=PATIENCE_S).status_code == 200
+
+
+def test_others_go_on_when_one_hangs_up(slow: Stack) -> None:
+    staying = Background(slow, {**LONG, "dockyard": {"forced_text": "stay" * 10}})
+    lines = stream_lines(slow, LONG)
+    next(line for line in lines if '"content":"x' in line)
+    lines.close()
+    assert staying.result().json()["choices"][0]["message"]["content"] == "stay" * 10
+    slow.wait_until_idle()
+
+
+def test_a_stop_string_ends_the_request_on_the_workers_too(slow: Stack) -> None:
+    body = {**LONG, "stop": "xxx"}
+    assert (
+        httpx.post(url(slow), json=body, timeout=PATIENCE_S).json()["choices"][0]["message"]["content"] == ""
+    )
+    slow.wait_until_idle()
+    assert slow.workers[-1].engine.statistics().rows < 300
+
+
+# ---------------------------------------------------------------- full queues
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_answers_429(make: Make, stream: bool) -> None:
+    with make(max_waiting=1, max_sequences=1) as stack:
+        stack.workers[0].set_pace(20)
+        running = Background(stack, LONG)
+        stack.wait_until_running(1)
+        waiting = Background(stack, SHORT)
+        stack.wait_until_running(2)
+        refused = httpx.post(url(stack), json={**SHORT, "stream": stream}, timeout=PATIENCE_S)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["code"] == "overloaded"
+        with stack.sdk() as sdk, pytest.raises(openai.RateLimitError):
+            sdk.chat.completions.create(model="tiny", messages=LONG["messages"], stream=stream)
+        stack.workers[0].set_pace(1)
+        assert running.result().status_code == waiting.result().status_code == 200
+        stack.wait_until_idle()
+
+
+# ---------------------------------------------------------------- workers that die
+@pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
+def test_a_worker_that_goes_ends_what_runs_and_the_health(slow: Stack, which: int) -> None:
+    whole, lines = Background(slow, LONG), stream_lines(slow, LONG)
+    next(line for line in lines if '"content":"x' in line)
+    slow.workers[which].stop()
+    slow.wait_until(lambda: httpx.get(f"{slow.url}/health").status_code == 503, "bad health")
+    rest = [line for line in lines if line]
+    assert '"error"' in rest[-1]
+    assert "is gone" in rest[-1]
+    assert not any('"finish_reason":"' in line or "[DONE]" in line for line in rest)
+    assert whole.result().status_code == 503
+    for stream in (False, True):
+        after = httpx.post(url(slow), json={**SHORT, "stream": stream}, timeout=PATIENCE_S)
+        assert (after.status_code, after.json()["error"]["code"]) == (503, "lost")
+    survivor = slow.workers[-1 if which == 0 else 0]
+    if len(slow.workers) == 2:
+        slow.wait_until(lambda: slow.num_queued(survivor) == 0, "an idle survivor")
+    # `stop` again, at the end of the stack, has nothing to do: the thread has ended.
+
+
+def test_an_engine_that_fails_ends_its_requests_and_says_so(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make() as stack:
+        (worker,) = stack.workers
+        worker.set_pace(20)
+        running = Background(stack, LONG)
+        stack.wait_until_running()
+
+        def broken() -> None:
+            raise ArithmeticError("a seeded fault")
+
+        monkeypatch.setattr(worker.engine, "step", broken)
+        answer = running.result()
+        assert answer.status_code in (500, 503)
+        stack.wait_until(lambda: httpx.get(f"{stack.url}/health").status_code == 503, "bad health")
+        with pytest.raises(WorkerFailed, match="ArithmeticError: a seeded fault"):
+            worker.call(worker.engine.statistics)
+    assert "a seeded fault" in caplog.text
+
+
+def test_a_prefill_worker_without_a_decode_worker_says_so(make: Make) -> None:
+    with make(role="prefill") as stack:
+        answer = httpx.post(url(stack), json=LONG, timeout=PATIENCE_S)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "lost")
+        assert "no decode worker" in answer.json()["error"]["message"]
+        stack.wait_until_idle()
+
+
+def test_a_refused_hand_off_ends_the_request(make: Make) -> None:
+    with make(disaggregated=True) as stack:
+        stack.workers[1].call(lambda: setattr(stack.workers[1].engine, "fingerprint", "another"))
+        answer = httpx.post(url(stack), json=LONG, timeout=PATIENCE_S)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "lost")
+        assert "'model'" in answer.json()["error"]["message"]
+        stack.wait_until_idle()
+
+
+# ---------------------------------------------------------------- hand-offs and their aborts
+@pytest.fixture
+def decode(tiny_model: Path, tmp_path: Path, cpu_library: Path) -> Iterator[EngineWorker]:
+    config = EngineConfig(model=str(tiny_model), threads=1, kv_cache_bytes=8 << 20, role="decode")
+    worker = EngineWorker(config, tmp_path / "decode.sock")
+    worker.start()
+    yield worker
+    worker.stop()
+
+
+def handed_over(model: Path) -> Handoff:
+    prefill = small_engine(model, role="prefill")
+    prefill.add(Request("gw-1/0", tuple(byte_ids(b"hello")), SamplingParams(max_tokens=400, ignore_eos=True)))
+    return prefill.step().handoffs[0]
+
+
+def test_a_hand_off_that_comes_after_its_abort_is_dropped(tiny_model: Path, decode: EngineWorker) -> None:
+    decode._inbox.put(Abort("gw-1/0"))
+    decode.adopt(handed_over(tiny_model))
+    assert not decode.call(lambda: decode.engine.has_work)
+
+
+def test_a_hand_off_whose_client_has_gone_is_dropped(tiny_model: Path, decode: EngineWorker) -> None:
+    decode._server._on_gone("gw-1")
+    decode.adopt(handed_over(tiny_model))
+    assert not decode.call(lambda: decode.engine.has_work)
+
+
+def test_a_hand_off_that_is_wanted_runs_to_its_end(tiny_model: Path, decode: EngineWorker) -> None:
+    handoff = handed_over(tiny_model)
+    decode.adopt(handoff)
+    while decode.call(lambda: decode.engine.has_work):
+        pass
+    expected = finish(
+        small_engine(tiny_model), [Request("r", handoff.header.prompt_ids, handoff.header.sampling)]
+    )
+    assert decode.call(decode.engine.statistics).rows == len(expected["r"]) - 1
+
+
+# ---------------------------------------------------------------- sockets
+def test_a_socket_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing" / "s.sock", tmp_path / ("x" * 120)):
+        server = TokenServer(path, lambda message: None, lambda client: None)
+        with pytest.raises(ResourceShortage, match="socket"):
+            server.start()
+
+
+def test_a_socket_is_gone_after_its_worker(tiny_model: Path, tmp_path: Path, cpu_library: Path) -> None:
+    path = tmp_path / "w.sock"
+    worker = EngineWorker(EngineConfig(model=str(tiny_model), threads=1, kv_cache_bytes=8 << 20), path)
+    worker.start()
+    assert path.exists()
+    worker.stop()
+    worker.stop()
+    assert not path.exists()
