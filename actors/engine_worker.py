@@ -1,8 +1,10 @@
 """One engine with its loop and its socket. Knows nothing of Ray: hand-offs leave through a callable."""
 
+import logging
 import queue
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,9 +18,17 @@ from engine.errors import BrokenHandoff, InvalidRequest, Overloaded
 from engine.handoff import Handoff
 from engine.request import Request
 from protocol.clock import SystemClock
+from protocol.errors import DockyardError
 from protocol.wire import Abort, Failed, FromEngine, Submit, Tokens
 
 HandOver = Callable[[Handoff], None]
+_MAX_WITHDRAWN = 4096  # far more than hand-offs can be on their way at once
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerFailed(DockyardError):
+    """The engine's loop has ended in an error; the worker answers nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,8 @@ class EngineWorker:
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._owned: set[str] = set()  # requests whose client waits for this worker
+        # Requests, and clients, that were given up while a hand-off of theirs may have been on its way.
+        self._withdrawn: OrderedDict[str, None] = OrderedDict()
         self._pace = 1.0
 
     def start(self) -> None:
@@ -61,11 +73,17 @@ class EngineWorker:
         self._server.stop()
 
     def adopt(self, handoff: Handoff) -> None:
-        """Take over a request. Blocks until it is queued. Raises BrokenHandoff, Overloaded, InvalidRequest."""
+        """Take over a request, unless its client has given it up meanwhile. Blocks until it is queued.
+
+        Raises BrokenHandoff, Overloaded, InvalidRequest, WorkerFailed.
+        """
         self.call(lambda: self._adopt(handoff))
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run something in the engine's thread between two steps and return its result."""
+        """Run something in the engine's thread between two steps and return its result.
+
+        Raises what it raises, and WorkerFailed when the loop has ended in an error.
+        """
         done: Future[Any] = Future()
         self._inbox.put(_Call(function, done))
         return done.result()
@@ -79,12 +97,24 @@ class EngineWorker:
         self._pace = factor
 
     def _run(self) -> None:
-        while self._take_messages():
-            started = time.perf_counter()
-            result = self.engine.step()
-            if self._pace > 1.0 and result.num_rows:
-                time.sleep((time.perf_counter() - started) * (self._pace - 1.0))
-            self._publish(result)
+        try:
+            while self._take_messages():
+                started = time.perf_counter()
+                result = self.engine.step()
+                if self._pace > 1.0 and result.num_rows:
+                    time.sleep((time.perf_counter() - started) * (self._pace - 1.0))
+                self._publish(result)
+        except Exception as error:  # whatever it is, every request must end
+            _log.exception("the engine's loop has ended")
+            self._refuse(f"the engine has failed: {type(error).__name__}: {error}")
+
+    def _refuse(self, reason: str) -> None:
+        """End every request with the reason, and close the socket, which gateways see. Until `stop`."""
+        self._server.send([Failed(request_id, "internal", reason) for request_id in self._owned])
+        self._server.stop()
+        while (message := self._inbox.get()) is not None:
+            if isinstance(message, _Call):
+                message.done.set_exception(WorkerFailed(reason))
 
     def _take_messages(self) -> bool:
         """Handle what has come in; waits only when there is nothing to run. False at the end."""
@@ -104,12 +134,11 @@ class EngineWorker:
             case Submit():
                 self._submit(message)
             case Abort(request_id=request_id):
-                self.engine.abort(request_id)
-                self._owned.discard(request_id)
+                self._withdraw(request_id)
             case _Gone(client=client):
                 for request_id in [owned for owned in self._owned if owned.startswith(f"{client}/")]:
-                    self.engine.abort(request_id)
-                    self._owned.discard(request_id)
+                    self._withdraw(request_id)
+                self._remember(client)
             case _Call(function=function, done=done):
                 _resolve(function, done)
 
@@ -123,9 +152,22 @@ class EngineWorker:
         except Overloaded as error:
             self._server.send([Failed(message.request_id, "overloaded", str(error))])
 
+    def _withdraw(self, request_id: str) -> None:
+        if not self.engine.abort(request_id):
+            self._remember(request_id)
+        self._owned.discard(request_id)
+
+    def _remember(self, withdrawn: str) -> None:
+        self._withdrawn[withdrawn] = None
+        if len(self._withdrawn) > _MAX_WITHDRAWN:
+            self._withdrawn.popitem(last=False)
+
     def _adopt(self, handoff: Handoff) -> None:
+        request_id = handoff.header.request_id
+        if request_id in self._withdrawn or request_id.partition("/")[0] in self._withdrawn:
+            return
         self.engine.adopt(handoff)
-        self._owned.add(handoff.header.request_id)
+        self._owned.add(request_id)
 
     def _publish(self, result: StepResult) -> None:
         """Tokens first, so that the client has the first one before the decode worker has the request."""
@@ -146,14 +188,14 @@ class EngineWorker:
             return
         try:
             self._hand_over(handoff)
-        except (BrokenHandoff, Overloaded, InvalidRequest) as error:
+        except (BrokenHandoff, Overloaded, InvalidRequest, WorkerFailed) as error:
             self.fail(request_id, f"the decode worker refused the hand-off: {error}")
 
 
 def _resolve(function: Callable[[], Any], done: "Future[Any]") -> None:
     try:
         done.set_result(function())
-    except Exception as error:  # noqa: BLE001 - the caller's thread raises it
+    except Exception as error:
         done.set_exception(error)
 
 
@@ -161,5 +203,6 @@ def _tokens(output: TokenOutput, now: int) -> Tokens:
     stages = output.stages
     return Tokens(
         output.request_id, output.index, output.token_ids, output.finish_reason,
-        stages.arrived_ns, stages.scheduled_ns, stages.prefilled_ns, stages.adopted_ns, now, output.num_cached,
+        stages.arrived_ns, stages.scheduled_ns, stages.prefilled_ns, stages.adopted_ns, now,
+        output.num_cached,
     )  # fmt: skip

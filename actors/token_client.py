@@ -68,7 +68,8 @@ class TokenClient:
     ) -> AsyncGenerator[Tokens]:
         """Tokens in order until one carries a finish reason. Raises RequestFailed.
 
-        Closing the iterator early, or cancelling its task, aborts the request on every worker.
+        Closing the iterator early, cancelling its task, or a failure aborts the request on every worker: one
+        that has lost the other would go on with it.
         """
         request_id = f"{self._client}/{next(self._numbers)}"
         if self.lost:
@@ -85,9 +86,6 @@ class TokenClient:
                 async for tokens in ordered:
                     finished = tokens.finish_reason is not None
                     yield tokens
-        except RequestFailed:
-            finished = True
-            raise
         finally:
             del self._queues[request_id]
             if not finished:

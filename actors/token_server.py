@@ -7,9 +7,11 @@ not read is dropped once its unsent bytes pass a bound, and its requests are abo
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from actors.frames import BrokenFrame, pack_from_engine, read_to_engine
+from protocol.errors import ResourceShortage
 from protocol.wire import Abort, FromEngine, Hello, Submit
 
 MAX_UNSENT_BYTES = 8 << 20
@@ -26,17 +28,23 @@ class TokenServer:
         self._clients: dict[str, asyncio.StreamWriter] = {}
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
+        self._stop = asyncio.Event()
+        self._failure: OSError | None = None
         self._thread = threading.Thread(target=self._main, name="token-server", daemon=True)
         self._connections: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Blocks until the socket accepts connections."""
+        """Blocks until the socket accepts connections. Raises ResourceShortage where it cannot be made."""
         self._thread.start()
         self._started.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise ResourceShortage(f"socket {self._path}: {self._failure}") from self._failure
 
     def stop(self) -> None:
-        """Close the connections and end the thread. Blocks until it has ended."""
-        self._loop.call_soon_threadsafe(self._stop.set)
+        """Close the connections and end the thread. Blocks until it has ended; safe to repeat."""
+        with suppress(RuntimeError):  # the loop has been closed before
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
     def send(self, messages: Sequence[FromEngine]) -> None:
@@ -51,11 +59,13 @@ class TokenServer:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._serve())
+        except OSError as error:
+            self._failure = error
         finally:
             self._loop.close()
+            self._started.set()
 
     async def _serve(self) -> None:
-        self._stop = asyncio.Event()
         server = await asyncio.start_unix_server(self._accept, path=str(self._path))
         self._started.set()
         await self._stop.wait()

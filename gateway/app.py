@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -16,7 +16,7 @@ from gateway import chat_reply
 from gateway.chat_reply import ChoiceResult, ReplyHead
 from gateway.chat_request import ChatRequest, parse_chat, prepare_chat
 from gateway.metrics import GatewayMetrics
-from gateway.service import ChatService
+from gateway.service import ChatService, Delta
 from gateway.worker_pace import SetPace, is_this_host, parse_pace
 from protocol.errors import InvalidInput
 from protocol.ids import new_id
@@ -36,6 +36,9 @@ _TYPES = {
     "overloaded": "rate_limit_exceeded",
 }
 
+_CLIENT_GONE = 499  # nobody reads it; nginx's code, for logs
+
+Result = TypeVar("Result")
 Status = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 
 
@@ -60,18 +63,15 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
         except InvalidRequest as error:
             return _error("invalid", str(error), error.parameter)
         head = ReplyHead(new_id("req").replace("req-", "chatcmpl-"), int(time.time()), service.model.name)
-        if chat.stream:
-            events = _stream(service, metrics, chat, head)
-            return StreamingResponse(
-                events, media_type="text/event-stream", headers={"cache-control": "no-cache"}
-            )
         try:
+            if chat.stream:
+                return await _stream_response(request, service, metrics, chat, head)
             results = await _unless_gone(request, service.complete(chat))
         except RequestFailed as error:
             metrics.failed(error.failure.code)
             return _error(error.failure.code, error.message, error.failure.parameter)
         if results is None:
-            return Response(status_code=499)
+            return Response(status_code=_CLIENT_GONE)
         for result in results:
             metrics.finished(len(chat.prompt_ids), result)
         return Response(chat_reply.whole(head, len(chat.prompt_ids), results), media_type="application/json")
@@ -113,15 +113,27 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
     return app
 
 
+async def _stream_response(
+    request: Request, service: ChatService, metrics: GatewayMetrics, chat: ChatRequest, head: ReplyHead
+) -> Response:
+    """Waits for the first text: a request that is refused gets its status code. Raises RequestFailed."""
+    deltas = service.deltas(chat)
+    first = await _unless_gone(request, _first(deltas))
+    if first is None:
+        return Response(status_code=_CLIENT_GONE)
+    events = _stream(_chain(first, deltas), metrics, chat, head)
+    return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+
+
 async def _stream(
-    service: ChatService, metrics: GatewayMetrics, chat: ChatRequest, head: ReplyHead
-) -> AsyncIterator[bytes]:
+    deltas: AsyncGenerator[Delta], metrics: GatewayMetrics, chat: ChatRequest, head: ReplyHead
+) -> AsyncGenerator[bytes]:
     """Server-sent events. An error ends the stream without a finish reason and without `[DONE]`."""
     results: list[ChoiceResult] = []
-    for index in range(len(chat.choices)):
-        yield chat_reply.chunk(head, index, {"role": "assistant", "content": ""})
     try:
-        async with aclosing(service.deltas(chat)) as deltas:
+        async with aclosing(deltas):
+            for index in range(len(chat.choices)):
+                yield chat_reply.chunk(head, index, {"role": "assistant", "content": ""})
             async for delta in deltas:
                 if delta.text:
                     yield chat_reply.chunk(head, delta.index, {"content": delta.text})
@@ -140,9 +152,18 @@ async def _stream(
     yield chat_reply.DONE
 
 
-async def _unless_gone(
-    request: Request, work: Coroutine[Any, Any, list[ChoiceResult]]
-) -> list[ChoiceResult] | None:
+async def _first(deltas: AsyncGenerator[Delta]) -> Delta:
+    return await anext(deltas)
+
+
+async def _chain(first: Delta, rest: AsyncGenerator[Delta]) -> AsyncGenerator[Delta]:
+    async with aclosing(rest):
+        yield first
+        async for delta in rest:
+            yield delta
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
     """The result, or None after the client has hung up: then the work is cancelled, which aborts it."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_wait_until_gone(request))

@@ -3,6 +3,7 @@
 Source: OpenAI API reference, chat completions. `dockyard` is our extension: forced text for replays.
 """
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -89,7 +90,7 @@ def prepare_chat(
     needed = len(forced) or (1 if asked is None else asked)
     if room < needed:
         raise InvalidRequest(
-            f"this model has {max_positions} positions; the prompt takes {len(prompt)} and the output {needed}",
+            f"the model has {max_positions} positions; the prompt takes {len(prompt)}, the output {needed}",
             parameter="messages", hint="shorten the messages or lower max_tokens",
         )  # fmt: skip
     sampling = SamplingParams(
@@ -98,15 +99,17 @@ def prepare_chat(
         ),
         temperature=_within("temperature", 1.0 if body.temperature is None else body.temperature, 0.0, 2.0),
         top_p=_within("top_p", 1.0 if body.top_p is None else body.top_p, 1e-6, 1.0),
-        top_k=_at_least("top_k", max(body.top_k or 0, 0), 0),
-        seed=body.seed or 0,
+        top_k=int(_within("top_k", max(body.top_k or 0, 0), 0, 2**31)),  # -1 keeps all, as in vLLM
+        # Without a seed each request draws its own noise, as clients that sample twice expect.
+        seed=secrets.randbits(32) if body.seed is None else int(_within("seed", body.seed, -(2**62), 2**62)),
         stop=_stops(body.stop),
         forced_ids=forced,
     )
     count = _within("n", 1 if body.n is None else body.n, 1, config.max_choices)
     choices = tuple(replace(sampling, seed=sampling.seed + index) for index in range(int(count)))
     options = body.stream_options or StreamOptions()
-    return ChatRequest(tuple(prompt), choices, bool(body.stream), options.include_usage, body.priority or 0)
+    priority = int(_within("priority", body.priority or 0, -(2**31), 2**31))
+    return ChatRequest(tuple(prompt), choices, bool(body.stream), options.include_usage, priority)
 
 
 def _nonempty(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
