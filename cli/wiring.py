@@ -25,7 +25,6 @@ from teams.report.team_rows import team_report
 from teams.team import ModelFactory
 from teams.workspace import SandboxFactory
 
-
 _DEFAULT_MEMORY_MB = 512  # what a sandbox takes where nothing else is said
 
 
