@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerFailed(DockyardError):
-    """The engine's loop has ended in an error; the worker answers nothing any more."""
+    """The engine's loop has ended, by `stop` or in an error; the worker answers nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class EngineWorker:
             socket_path, self._inbox.put, lambda client: self._inbox.put(_Gone(client))
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._gate = threading.Lock()  # between `call` and the end of the loop
+        self._ended = ""  # why no call is answered any more
         self._owned: set[str] = set()  # requests whose client waits for this worker
         # Requests, and clients, that were given up while a hand-off of theirs may have been on its way.
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
@@ -82,10 +85,13 @@ class EngineWorker:
     def call(self, function: Callable[[], Any]) -> Any:
         """Run something in the engine's thread between two steps and return its result.
 
-        Raises what it raises, and WorkerFailed when the loop has ended in an error.
+        Raises what it raises, and WorkerFailed once the loop has ended.
         """
         done: Future[Any] = Future()
-        self._inbox.put(_Call(function, done))
+        with self._gate:
+            if self._ended:
+                raise WorkerFailed(self._ended)
+            self._inbox.put(_Call(function, done))
         return done.result()
 
     def fail(self, request_id: str, message: str) -> None:
@@ -97,6 +103,7 @@ class EngineWorker:
         self._pace = factor
 
     def _run(self) -> None:
+        reason = "the worker has been stopped"
         try:
             while self._take_messages():
                 started = time.perf_counter()
@@ -106,15 +113,19 @@ class EngineWorker:
                 self._publish(result)
         except Exception as error:  # whatever it is, every request must end
             _log.exception("the engine's loop has ended")
-            self._refuse(f"the engine has failed: {type(error).__name__}: {error}")
+            reason = f"the engine has failed: {type(error).__name__}: {error}"
+            self._server.send([Failed(request_id, "internal", reason) for request_id in self._owned])
+            self._server.stop()  # a closed socket is how gateways see that this worker serves no more
+        self._refuse_calls(reason)
 
-    def _refuse(self, reason: str) -> None:
-        """End every request with the reason, and close the socket, which gateways see. Until `stop`."""
-        self._server.send([Failed(request_id, "internal", reason) for request_id in self._owned])
-        self._server.stop()
-        while (message := self._inbox.get()) is not None:
-            if isinstance(message, _Call):
-                message.done.set_exception(WorkerFailed(reason))
+    def _refuse_calls(self, reason: str) -> None:
+        """Nobody waits for this thread once it has ended."""
+        with self._gate:
+            self._ended = reason
+        with suppress(queue.Empty):
+            while True:
+                if isinstance(message := self._inbox.get_nowait(), _Call):
+                    message.done.set_exception(WorkerFailed(reason))
 
     def _take_messages(self) -> bool:
         """Handle what has come in; waits only when there is nothing to run. False at the end."""

@@ -220,6 +220,13 @@ def test_a_hand_off_that_is_wanted_runs_to_its_end(tiny_model: Path, decode: Eng
     assert decode.call(decode.engine.statistics).rows == len(expected["r"]) - 1
 
 
+def test_a_worker_that_has_stopped_refuses_calls(tiny_model: Path, decode: EngineWorker) -> None:
+    handoff = handed_over(tiny_model)
+    decode.stop()
+    with pytest.raises(WorkerFailed, match="stopped"):
+        decode.adopt(handoff)
+
+
 # ---------------------------------------------------------------- sockets
 def test_a_socket_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path / "missing" / "s.sock", tmp_path / ("x" * 120)):
