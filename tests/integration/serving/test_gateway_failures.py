@@ -131,7 +131,7 @@ def test_a_worker_that_goes_ends_what_runs_and_the_health(slow: Stack, which: in
     slow.wait_until(lambda: httpx.get(f"{slow.url}/health").status_code == 503, "bad health")
     rest = [line for line in lines if line]
     assert '"error"' in rest[-1]
-    assert "is gone" in rest[-1]
+    assert '"code":"lost"' in rest[-1]
     assert not any('"finish_reason":"' in line or "[DONE]" in line for line in rest)
     assert whole.result().status_code == 503
     for stream in (False, True):

@@ -1,0 +1,77 @@
+"""The configuration: what a file, flags and defaults amount to, and errors that name the field."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.config import DockyardConfig, load_config
+from protocol.errors import InvalidInput
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOCKYARD_HOME", str(tmp_path / "home"))
+
+
+def written(tmp_path: Path, content: str | bytes) -> Path:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    path = written(tmp_path, "gateway: {port: 1234, drain_s: 5}\nworkers: {threads: 3}\n")
+    config = load_config(path, gateway__port=99, model=None, workers__disaggregated=False)
+    assert (config.gateway.port, config.gateway.drain_s, config.model) == (99, 5.0, "smollm2")
+    assert (config.workers.threads, config.workers.disaggregated) == (3, False)
+
+
+def test_the_resolved_tree_reads_back_as_itself(tmp_path: Path) -> None:
+    config = load_config(None, gateway__port=0)
+    assert load_config(written(tmp_path, config.resolved_yaml())) == config
+    assert yaml.safe_load(config.resolved_yaml())["ray"]["object_store_bytes"] == 512 << 20
+
+
+def test_the_state_folder_comes_from_the_environment_unless_it_is_set(tmp_path: Path) -> None:
+    assert load_config().state_dir == tmp_path / "home"
+    assert load_config(written(tmp_path, "state_dir: /elsewhere")).state_dir == Path("/elsewhere")
+
+
+@pytest.mark.parametrize("content", ["", "\n", "# nothing\n", "gateway:\n"])
+def test_a_section_without_values_has_the_defaults(tmp_path: Path, content: str) -> None:
+    config = load_config(written(tmp_path, content), gateway__port=7)
+    assert config == DockyardConfig(state_dir=tmp_path / "home", gateway=config.gateway)
+    assert config.gateway.port == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("workers: {threads: -1}", "workers.threads is -1"),
+        ("workers: {disaggregated: maybe}", "workers.disaggregated is 'maybe'"),
+        ("gateway: {port: 65536}", "gateway.port is 65536"),
+        ("sandbox: {substrate: moon}", "sandbox.substrate is 'moon'"),
+        ("nonsense: 1", "nonsense is 1"),
+        ("gateway: {prot: 1}", "gateway.prot"),
+        ("gateway: 5", "gateway is 5"),
+        ("gateway: [1]", r"gateway is \[1\]"),
+        ("- a\n- list", "expected a mapping at the top, found list"),
+        ("5", "expected a mapping at the top, found int"),
+        ("{", "is not YAML"),
+        (b"\xff\xfe\x00", "is not YAML"),
+        ("a: !!python/object/apply:os.system [ls]", "is not YAML"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, content: str | bytes, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as refused:
+        load_config(written(tmp_path, content), gateway__host="127.0.0.1")
+    assert "c.yaml" in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"none\.yaml: No such file"):
+        load_config(tmp_path / "none.yaml")
+    with pytest.raises(InvalidInput, match="Is a directory"):
+        load_config(tmp_path)
