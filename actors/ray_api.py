@@ -6,11 +6,13 @@ them (the token, the usage statistics) before.
 """
 
 import logging
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
 
 ActorHandle = Any  # Ray makes handles at run time; each user wraps one in a typed shell
 
@@ -31,17 +33,31 @@ class RayNode:
 
 def start(*, num_cpus: int, object_store_bytes: int, temp_dir: Path, namespace: str) -> RayNode:
     """Start a cluster of one node that dies with this process. Blocks for some seconds."""
-    context = _ray().init(
-        num_cpus=num_cpus,
-        object_store_memory=object_store_bytes,
-        _temp_dir=str(temp_dir),
-        namespace=namespace,
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-        configure_logging=False,
-    )
+    with _sigterm_kept():
+        context = _ray().init(
+            num_cpus=num_cpus,
+            object_store_memory=object_store_bytes,
+            _temp_dir=str(temp_dir),
+            namespace=namespace,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            configure_logging=False,
+        )
     return RayNode(context.address_info["gcs_address"], Path(context.address_info["session_dir"]))
+
+
+@contextmanager
+def _sigterm_kept() -> Generator[None]:
+    """Ray's `init` puts a handler of its own on SIGTERM, which exits with 15; the caller's one stays."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Ray sets none there
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def stop() -> None:

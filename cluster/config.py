@@ -4,6 +4,7 @@ The only module that reads the environment: DOCKYARD_HOME names the state folder
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -74,10 +75,7 @@ def load_config(path: Path | None = None, **overrides: Any) -> DockyardConfig:
     for name, value in overrides.items():
         if value is not None:
             *parents, leaf = name.split("__")
-            target = values
-            for parent in parents:
-                target = target.setdefault(parent, {})
-            target[leaf] = value
+            _section(values, parents, path)[leaf] = value
     if not values.get("state_dir"):
         values["state_dir"] = str(_default_state_dir())
     try:
@@ -103,12 +101,25 @@ def _default_state_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "dockyard"
 
 
+def _section(values: dict[str, Any], names: Sequence[str], path: Path | None) -> dict[str, Any]:
+    """The mapping below `names`, made where there is none."""
+    section = values
+    for name in names:
+        found: object = section.get(name)
+        if found is None:
+            found = section[name] = {}
+        if not isinstance(found, dict):
+            raise InvalidInput(f"config {path}: {name} is {found!r}: expected a mapping")
+        section = cast(dict[str, Any], found)
+    return section
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
         raise InvalidInput(f"config {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidInput(f"config {path} is not YAML: {error}") from error
     if not isinstance(values, dict | None):
         raise InvalidInput(f"config {path}: expected a mapping at the top, found {type(values).__name__}")
