@@ -1,0 +1,60 @@
+"""Frames on a stream: cut anywhere they come whole, and nonsense ends the connection, not the process."""
+
+import asyncio
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.frames import BrokenFrame, pack_from_engine, pack_to_engine, read_from_engine, read_to_engine
+from protocol.sampling import SamplingParams
+from protocol.wire import MAX_FRAME_BYTES, Abort, Failed, Hello, Submit
+
+MESSAGES = [Hello("gw-1"), Submit("gw-1/0", (1, 2, 3), SamplingParams(stop=("x",)), 5), Abort("gw-1/0")]
+
+
+async def read_all(parts: list[bytes], count: int) -> list[object]:
+    reader = asyncio.StreamReader()
+    for part in parts:
+        reader.feed_data(part)
+    reader.feed_eof()
+    return [await read_to_engine(reader) for _ in range(count)]
+
+
+@given(cuts=st.sets(st.integers(1, 150)))
+def test_frames_cut_anywhere_come_whole(cuts: set[int]) -> None:
+    data = b"".join(pack_to_engine(message) for message in MESSAGES)
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    parts = [data[a:b] for a, b in itertools.pairwise(bounds)]
+    assert asyncio.run(read_all(parts, 3)) == MESSAGES
+
+
+@given(length=st.integers(0, 60))
+def test_a_frame_that_ends_early_is_the_end_of_the_stream(length: int) -> None:
+    data = pack_to_engine(MESSAGES[1])
+    with pytest.raises(asyncio.IncompleteReadError):
+        asyncio.run(read_all([data[: min(length, len(data) - 1)]], 1))
+
+
+@given(body=st.binary(max_size=60))
+def test_nonsense_is_a_broken_frame_or_no_message_of_ours(body: bytes) -> None:
+    with pytest.raises(BrokenFrame):
+        asyncio.run(read_all([len(body).to_bytes(4, "big") + b"\xc1" + body[1:] if body else bytes(4)], 1))
+
+
+def test_a_length_beyond_the_bound_is_not_waited_for() -> None:
+    with pytest.raises(BrokenFrame, match="exceeds"):
+        asyncio.run(read_all([(MAX_FRAME_BYTES + 1).to_bytes(4, "big")], 1))
+    with pytest.raises(BrokenFrame, match="exceeds"):
+        pack_from_engine([Failed("r", "internal", "x" * (MAX_FRAME_BYTES + 1))])
+
+
+def test_a_step_s_messages_come_as_one_batch() -> None:
+    async def read() -> object:
+        reader = asyncio.StreamReader()
+        reader.feed_data(pack_from_engine(batch))
+        return await read_from_engine(reader)
+
+    batch = [Failed("gw-1/0", "lost", "a", "b"), Failed("gw-1/1", "invalid", "c")]
+    assert asyncio.run(read()) == batch
