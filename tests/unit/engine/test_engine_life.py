@@ -154,6 +154,19 @@ def test_a_small_cache_bounds_the_positions(tiny_model: Path, cpu_library: Path)
     assert small_engine(tiny_model, kv_cache_bytes=1 << 20, block_tokens=2000).max_positions == 512
 
 
+def test_the_fingerprint_names_the_weights_and_not_the_file(tiny_model: Path, tmp_path: Path) -> None:
+    same, other = tmp_path / "copy.gguf", tmp_path / "other.gguf"
+    data = tiny_model.read_bytes()
+    same.write_bytes(data)
+    # Other weights behind the same header, beyond the part that is read whole.
+    other.write_bytes(data + bytes(4 << 20) + b"weights" * 30_000)
+    longer = tmp_path / "longer.gguf"
+    longer.write_bytes(data + bytes(4 << 20) + b"WEIGHTS" * 30_000)
+    marks = [small_engine(path).fingerprint for path in (tiny_model, same, other, longer)]
+    assert marks[0] == marks[1]
+    assert len(set(marks)) == 3
+
+
 def test_priority_goes_first(tiny_model: Path, cpu_library: Path) -> None:
     engine = small_engine(tiny_model, max_sequences=1)
     for name, priority in (("late", 5), ("middle", 0), ("first", -3)):
