@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean, median
 from typing import Any, Literal
 
-from bench import neighbours, short_team
+from bench import common, neighbours, short_team
 from bench.critical_path_verdict import SLEEP_S, Figures, Part, Round, baseline_spread_s, runs_of, verdict
 from bench.half_speed import HALF, ROLE, HalfSpeed, find_half_speed
 from bench.team_counts import Counts, counts_of, recorded_counts
 from bench.team_replays import Replay, ReplayStack, Tool, replay_stack, tool_of, whole_recording
-from bench.team_report import Finding, finish, host, parse, result
+from bench.team_report import PACKAGES, Finding, report
 from cluster.config import load_config
 from teams.harness.recording import Recording, with_digests
 from teams.whatif import Add, Scale
@@ -113,7 +113,7 @@ async def measure(stack: ReplayStack, team: Team, label: str, rounds: int, deadl
     if not team.has_digests:
         team = replace(team, recording=with_digests(team.recording, first.replay.outcome.result.transcript))
     half = await find_half_speed(stack)
-    _say(f"{label}: a pace of {half.pace:.2f} halves the speed of decoding")
+    common.progress(f"{label}: a pace of {half.pace:.2f} halves the speed of decoding")
     done: list[Round] = []
     counts = counts_of(first.replay.dag)
     for number in range(rounds):
@@ -149,7 +149,7 @@ async def _run(
     finally:
         await stack.set_pace(ROLE, 1.0)
     others = neighbours.share(before, neighbours.sample())
-    _say(f"{label}: {replay.makespan_s:.2f} s, others used {others:.0%} of the machine")
+    common.progress(f"{label}: {replay.makespan_s:.2f} s, others used {others:.0%} of the machine")
     return Watched(replay, others)
 
 
@@ -204,8 +204,8 @@ def detail(measured: Mapping[str, Measured]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = parse(arguments, "critical_path_truth", __doc__)
-    before = host()  # before there is load of our own
+    options = common.parse("critical_path_truth", __doc__, arguments)
+    surroundings = common.Surroundings(PACKAGES)  # before there is load of our own
     measured = asyncio.run(bench(options.quick, time.monotonic()))
     claims = claims_of(measured)
     finding = Finding(
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     others = max(each.others for each in measured.values())
     said = {"quick": options.quick, "claims": claims, **detail(measured)}
-    return finish(result(finding, before, others, said), options)
+    return common.finish(report(finding, surroundings, others, said), options)
 
 
 def claims_of(measured: Mapping[str, Measured]) -> dict[str, bool]:
@@ -227,10 +227,6 @@ def claims_of(measured: Mapping[str, Measured]) -> dict[str, bool]:
     if "whole" in measured:
         claims["its replay is a team's"] = measured["whole"].counts.is_team
     return claims
-
-
-def _say(line: str) -> None:
-    print(f"· {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from typing import Any
 
 import httpx
 
-from bench import neighbours, short_team
+from bench import common, neighbours, short_team
 from bench.model_calls import Call, call
 from bench.team_replays import Replay, ReplayStack, replay_stack, whole_recording
-from bench.team_report import Finding, finish, host, parse, result
+from bench.team_report import PACKAGES, Finding, report
 from cluster.config import load_config
 from teams.attribution import Attribution
 from teams.workspace import AgentSandbox, Tree
@@ -149,13 +149,14 @@ async def bench(quick: bool) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = parse(arguments, "demo_overhead", __doc__)
-    before = host()  # before there is load of our own
+    options = common.parse("demo_overhead", __doc__, arguments)
+    surroundings = common.Surroundings(PACKAGES)  # before there is load of our own
     found = asyncio.run(bench(options.quick))
     worst = max(found["overhead"].values())
     finding = Finding("demo_overhead", worst, "share of a team run's makespan", MAX_SHARE, worst <= MAX_SHARE)
     others = found.pop("others")
-    return finish(result(finding, before, others, {"quick": options.quick, **found}), options)
+    said = {"quick": options.quick, **found}
+    return common.finish(report(finding, surroundings, others, said), options)
 
 
 if __name__ == "__main__":

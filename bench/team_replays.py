@@ -22,6 +22,7 @@ from teams.dag import Dag
 from teams.harness.recorded import run_replay
 from teams.harness.recording import Recording, load_recording
 from teams.harness.task import TeamOutcome
+from teams.model_client import http_models
 from teams.tools import Run, parse_action
 from teams.workspace import AgentSandbox, CommandResult, SandboxFactory, Tree
 
@@ -120,7 +121,7 @@ class ReplayStack:
         if not hidden_tests:
             task = replace(task, verify=None)
         options = self.bench.options(label, lambda line: None)
-        models = self.bench.models(f"{self.url}/v1", options.run_id)
+        models = http_models(f"{self.url}/v1", model=self.bench.config.model, run_id=options.run_id)
         start_s = time.monotonic()
         outcome = await run_replay(recording, task, models, options=options)
         return Replay(outcome, Dag(outcome.events), time.monotonic() - start_s)

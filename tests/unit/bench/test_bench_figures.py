@@ -1,20 +1,19 @@
 """The small sums of the benches: quantiles, timelines, paces, noise, and who used the machine."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import common
+from bench.common import MAX_OTHERS, MAX_PRESSURE, Surroundings, parse
 from bench.demo_overhead import quantiles, share_of
 from bench.half_speed import pace_for_half
 from bench.model_calls import Ledger, Reply, Span, Usage, call_of
 from bench.neighbours import Sample, sample, share
-from bench.team_report import MAX_OTHERS, MAX_PRESSURE, Finding, host, is_noisy, parse, result
+from bench.team_report import Finding, report
 from teams.attribution import Attribution, Share
-
-QUIET = replace(host(), pressure=0.0)
 
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=200))
@@ -96,30 +95,20 @@ def test_samples_only_grow():
         (0.0, MAX_OTHERS + 0.01, True),
     ],
 )
-def test_noise_makes_a_verdict_void(pressure, others, noisy):
-    before = replace(QUIET, pressure=pressure)
-    assert is_noisy(before, others) is noisy
-    said = result(Finding("speed", 1.0, "s", 2.0, True), before, others, {"more": 1})
+def test_noise_makes_a_verdict_void(pressure, others, noisy, monkeypatch):
+    monkeypatch.setattr(common, "cpu_pressure", lambda: pressure)
+    said = report(Finding("speed", 1.0, "s", 2.0, True), Surroundings(()), others, {"more": 1})
     assert (said["met"], said["noisy"], said["more"]) == (None if noisy else True, noisy, 1)
+    assert said["env"]["others"] == others
 
 
 def test_the_stable_fields_come_first():
-    said = result(Finding("speed", 1.0, "s", 2.0, True), QUIET, 0.0, {})
-    assert list(said)[:9] == [
-        "name",
-        "value",
-        "unit",
-        "peer",
-        "peer_value",
-        "ratio",
-        "target",
-        "met",
-        "noisy",
-    ]
-    assert said["env"]["others"] == 0.0
+    said = report(Finding("speed", 1.0, "s", 2.0, True), Surroundings(()), 0.0, {})
+    fields = "name value unit peer peer_value ratio target met"
+    assert list(said)[:8] == fields.split()
 
 
 def test_options():
-    assert parse(["--quick", "--json"], "speed", "") == parse(["--json", "--quick"], "speed", "")
+    assert parse("speed", "", ["--quick", "--json"]) == parse("speed", "", ["--json", "--quick"])
     with pytest.raises(SystemExit):
-        parse(["--fast"], "speed", "")
+        parse("speed", "", ["--fast"])
