@@ -10,18 +10,30 @@ from actors import ray_api
 from actors.engine_worker import EngineWorker
 from engine.config import EngineConfig
 from engine.handoff import Handoff
+from protocol.errors import DockyardError
 from protocol.handoff import KvPayload, decode_header, encode_header
 
 
 class EngineActor:
-    """Runs in a process of Ray's. Methods come in on Ray's threads; none takes long."""
+    """Runs in a process of Ray's. Methods come in on Ray's threads; but for `start`, none takes long.
 
-    def __init__(self, config: dict[str, Any], socket_path: str, decode: ray_api.ActorHandle | None) -> None:
+    `start` comes first: what it raises reaches the caller, which an error of a constructor does not.
+    """
+
+    def start(
+        self,
+        config: dict[str, Any],
+        socket_path: str,
+        cpus: tuple[int, ...],
+        decode: ray_api.ActorHandle | None,
+    ) -> int:
+        """Load the model on the given processors and serve. Returns the pid."""
+        if cpus:
+            for thread in Path("/proc/self/task").iterdir():  # those that run already; new ones inherit it
+                os.sched_setaffinity(int(thread.name), cpus)
         hand_over = None if decode is None else partial(self._hand_over, decode)
         self._worker = EngineWorker(EngineConfig.model_validate(config), Path(socket_path), hand_over)
         self._worker.start()
-
-    def pid(self) -> int:
         return os.getpid()
 
     def adopt(self, header: bytes, payload: KvPayload) -> None:
@@ -47,10 +59,13 @@ class EngineActor:
         """The payload goes through the object store; the call is not waited for, its failure is told."""
         request_id = handoff.header.request_id
         reference = decode.adopt.remote(encode_header(handoff.header), handoff.payload)
-        ray_api.on_failure(
-            reference,
-            lambda error: self._worker.fail(request_id, f"the decode worker did not take it: {error}"),
-        )
+        ray_api.on_failure(reference, lambda error: self._worker.refuse(request_id, raised_by_worker(error)))
+
+
+def raised_by_worker(error: BaseException) -> BaseException:
+    """What a worker raised, out of Ray's error that carries it; any other error as it is."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, BaseException) else error
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +104,19 @@ class PendingEngine:
     name: str
     socket_path: Path
     actor: ray_api.ActorHandle
+    starting: Any  # the call to `start`
 
     def wait(self, timeout_s: float) -> EngineHandle:
-        """Blocks until the worker serves. Raises what its construction raised."""
+        """Blocks until the worker serves. Raises the error with which it did not start."""
         try:
-            return EngineHandle(
-                self.name, ray_api.get(self.actor.pid.remote(), timeout_s), self.socket_path, self.actor
-            )
-        except BaseException:
+            pid: int = ray_api.get(self.starting, timeout_s)
+        except BaseException as error:
             ray_api.kill(self.actor)
+            cause = getattr(error, "cause", None)  # Ray's error holds that of the worker
+            if isinstance(cause, DockyardError):
+                raise cause from error
             raise
+        return EngineHandle(self.name, pid, self.socket_path, self.actor)
 
 
 def launch_engine(
@@ -106,12 +124,14 @@ def launch_engine(
     socket_path: Path,
     *,
     name: str,
-    cpus: float,
+    booked_cpus: float,
+    cpus: tuple[int, ...],
     decode: ray_api.ActorHandle | None = None,
 ) -> PendingEngine:
-    """Start a worker's process; returns at once, so that workers load their models side by side."""
-    actor = ray_api.create_actor(
-        EngineActor, config.model_dump(), str(socket_path), decode,
-        name=name, num_cpus=cpus, max_concurrency=8,
-    )  # fmt: skip
-    return PendingEngine(name, socket_path, actor)
+    """Start a worker's process; returns at once, so that workers load their models side by side.
+
+    `cpus` are the processors that it runs on, `booked_cpus` what Ray's own accounting sees.
+    """
+    actor = ray_api.create_actor(EngineActor, name=name, num_cpus=booked_cpus, max_concurrency=8)
+    starting = actor.start.remote(config.model_dump(), str(socket_path), cpus, decode)
+    return PendingEngine(name, socket_path, actor, starting)

@@ -10,7 +10,6 @@ import signal
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,10 @@ def _ray() -> Any:
     return ray
 
 
-@dataclass(frozen=True, slots=True)
-class RayNode:
-    """The local cluster that this process started."""
-
-    address: str
-    session_dir: Path
-
-
-def start(*, num_cpus: int, object_store_bytes: int, temp_dir: Path, namespace: str) -> RayNode:
+def start(*, num_cpus: int, object_store_bytes: int, temp_dir: Path, namespace: str) -> None:
     """Start a cluster of one node that dies with this process. Blocks for some seconds."""
     with _sigterm_kept():
-        context = _ray().init(
+        _ray().init(
             num_cpus=num_cpus,
             object_store_memory=object_store_bytes,
             _temp_dir=str(temp_dir),
@@ -44,7 +35,6 @@ def start(*, num_cpus: int, object_store_bytes: int, temp_dir: Path, namespace: 
             log_to_driver=False,
             configure_logging=False,
         )
-    return RayNode(context.address_info["gcs_address"], Path(context.address_info["session_dir"]))
 
 
 @contextmanager

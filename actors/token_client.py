@@ -39,10 +39,15 @@ class TokenClient:
         self._readers: list[asyncio.Task[None]] = []
         self._queues: dict[str, asyncio.Queue[FromEngine]] = {}
         self.lost: str = ""  # why a connection broke; new requests are refused with it
+        self._broken = asyncio.Event()
 
     @property
     def num_running(self) -> int:
         return len(self._queues)
+
+    async def until_lost(self) -> None:
+        """Returns when a connection has broken; `lost` says why."""
+        await self._broken.wait()
 
     async def __aenter__(self) -> Self:
         for path in self._paths:
@@ -100,6 +105,7 @@ class TokenClient:
                         inbox.put_nowait(message)
         except (asyncio.IncompleteReadError, ConnectionError, BrokenFrame) as error:
             self.lost = f"the connection to {name} is gone ({type(error).__name__})"
+            self._broken.set()
             for request_id, inbox in self._queues.items():
                 inbox.put_nowait(Failed(request_id, "lost", self.lost))
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from cli.console import JsonFlag, output, print_json, progress, step
-from cli.demo_job import DemoResult, Foreign, demo_json, demo_report, run_job
+from cli.demo_job import DemoResult, demo_json, demo_report, run_job
 from cli.endpoint import own_server
 from cli.evals import show_progress
-from cli.wiring import Workbench
+from cli.wiring import ModelAt, Workbench
 from cluster.config import load_config
 from protocol.errors import DockyardError
 from sandbox.audit import check_integrity
@@ -42,7 +42,7 @@ def demo(
     """
     started = time.monotonic()
     bench = Workbench.open(load_config(config))
-    foreign = Foreign(model, model_name, api_key) if model else None
+    foreign = ModelAt(model, model_name, api_key) if model else None
     step(f"starting {bench.config.model}: Ray, a prefill actor, a decode actor, the gateway")
     with own_server(bench.config) as server:
         listed = ", ".join(f"{w['role']} pid {w['pid']}" for w in server.workers)
@@ -50,7 +50,7 @@ def demo(
         result = asyncio.run(run_job(bench, f"{server.url}/v1", foreign, _part, show_progress))
         workers = list(server.workers)
     _require_clean(bench)
-    value = _write(bench, result, workers, time.monotonic() - started)
+    value = _write(bench, result, workers, foreign, time.monotonic() - started)
     if as_json:
         print_json(value)
     else:
@@ -64,9 +64,13 @@ def _part(text: str) -> None:
 
 
 def _write(
-    bench: Workbench, result: DemoResult, workers: list[dict[str, Any]], seconds: float
+    bench: Workbench,
+    result: DemoResult,
+    workers: list[dict[str, Any]],
+    foreign: ModelAt | None,
+    seconds: float,
 ) -> dict[str, Any]:
-    report = demo_report(bench, result, workers)
+    report = demo_report(bench, result, workers, foreign)
     output.print(f"The model said:\n{result.greeting}\n", markup=False)
     output.print(render_text(report), markup=False)
     html, plain = bench.folder / "report.html", bench.folder / "report.json"

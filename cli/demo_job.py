@@ -9,7 +9,7 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from cli.teams import run_live, run_replay, run_samplers, team_json
-from cli.wiring import Workbench
+from cli.wiring import ModelAt, Workbench
 from evals.bugs import recipe_names
 from evals.examples import visible_examples
 from evals.humaneval import Progress, run_humaneval
@@ -27,15 +27,6 @@ TEAM_SAMPLES = 2  # a teammate
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
-    """An endpoint on which part D runs live instead of as a replay."""
-
-    url: str
-    model: str
-    api_key: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class DemoResult:
     greeting: str
     humaneval: HumanEvalResult
@@ -46,33 +37,32 @@ class DemoResult:
 async def run_job(
     bench: Workbench,
     endpoint: str,
-    foreign: Foreign | None,
+    foreign: ModelAt | None,
     say: Callable[[str], None],
     on_attempt: Callable[[Progress], None],
 ) -> DemoResult:
     """Parts A to D in order. Cancelled, it leaves nothing behind."""
+    here = ModelAt(endpoint, bench.config.model)
     say("A: a streamed chat completion through the openai SDK")
     greeting = await _greet(bench.config.model, endpoint)
     say(f"B: HumanEval, {len(HUMANEVAL_SUBSET)} problems, {ATTEMPTS} attempts each, graded in sandboxes")
     evaluated = await _evaluate(bench, endpoint, on_attempt)
     task = _first_failed(evaluated)
     say(f"C: a live team of four on {task}")
-    live = await run_samplers(bench, task, endpoint, TEAM_SAMPLES)
+    live = await run_samplers(bench, task, here, TEAM_SAMPLES)
     bugs: list[TeamReport] = []
     for name in recipe_names():
         say(
             f"D: a team of three on the bug in {name}, "
             + ("live" if foreign else "a replay on the live stack")
         )
-        bugs.append(
-            await run_live(bench, name, foreign.url, foreign.model, foreign.api_key)
-            if foreign
-            else await run_replay(bench, name, endpoint)
-        )
+        bugs.append(await run_live(bench, name, foreign) if foreign else await run_replay(bench, name, here))
     return DemoResult(greeting, evaluated, live, tuple(bugs))
 
 
-def demo_report(bench: Workbench, result: DemoResult, workers: list[dict[str, Any]]) -> RunReport:
+def demo_report(
+    bench: Workbench, result: DemoResult, workers: list[dict[str, Any]], foreign: ModelAt | None
+) -> RunReport:
     """What the text and the page show."""
     return RunReport(
         title="Dockyard demo",
@@ -88,6 +78,7 @@ def demo_report(bench: Workbench, result: DemoResult, workers: list[dict[str, An
             "python": platform.python_version(),
             "system": platform.platform(),
             "run": bench.run_id,
+            "model of part D": f"{foreign.model} at {foreign.url}, live" if foreign else "a replay",
             "sandboxes placed": f"{bench.places.num_placed}; the first: {bench.places.reasons[0]}",
         },
     )

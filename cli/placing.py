@@ -53,10 +53,6 @@ class SandboxPlaces:
         """Harmless for a place that was released before."""
         self._placer.release(place)
 
-    def describe(self) -> str:
-        """How full each bin is."""
-        return self._placer.describe()
-
 
 def placed_execute(execute: Execute, places: SandboxPlaces, resources: Resources) -> Execute:
     """A grader whose sandboxes are placed."""

@@ -8,7 +8,7 @@ import typer
 
 from cli.console import JsonFlag, output, print_json, show, step
 from cluster import server
-from cluster.background import running_server, start_in_background
+from cluster.background import start_in_background
 from cluster.config import DockyardConfig, load_config
 from cluster.deployment import Deployment
 from cluster.health import machine_summary
@@ -39,7 +39,7 @@ def serve(
     port: PortOption = None,
     host: HostOption = None,
     monolithic: MonolithicFlag = False,
-    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+    with_parent: Annotated[int, typer.Option("--with-parent", hidden=True)] = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Serve a model in the foreground until Ctrl-C or SIGTERM, which drain it.
@@ -47,7 +47,7 @@ def serve(
     Example: dockyard serve smollm2 --port 8000
     """
     if with_parent:
-        die_with_parent()
+        die_with_parent(with_parent)
     settings = resolve(config, model, port, host, monolithic)
     step(f"loading {settings.model}: Ray, the workers, the gateway")
     try:
@@ -146,6 +146,3 @@ def _status_text(value: dict[str, Any]) -> str:
         ]
         lines += [f"  {reason}" for reason in deployment["placement"]]
     return "\n".join(lines)
-
-
-__all__ = ["down", "running_server", "serve", "status", "up"]

@@ -1,6 +1,9 @@
 """team: run a team of agents on a task, live or replayed."""
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +11,7 @@ import typer
 
 from cli.console import JsonFlag, UrlOption, show, step
 from cli.endpoint import model_endpoint
-from cli.wiring import Workbench
+from cli.wiring import ModelAt, Workbench
 from cluster.config import DockyardConfig, load_config
 from evals import team_bugs, team_humaneval
 from evals.bugs import load_recipe, recipe_names
@@ -68,21 +71,17 @@ def run(
     """
     settings = load_config()
     bench = Workbench.open(settings)
-    if model is not None:
-        report = asyncio.run(run_live(bench, task, model, model_name, api_key))
-    else:
-        with model_endpoint(settings, url) as endpoint:
-            work = (
-                run_samplers(bench, task, endpoint, samples)
-                if task.startswith("HumanEval/")
-                else run_replay(bench, task, endpoint)
-            )
-            report = asyncio.run(work)
-    show(team_json(report), as_json, lambda: render_text(_single(settings, report)))
+    with _where(settings, model, model_name, api_key, url) as at:
+        if task.startswith("HumanEval/"):
+            work = run_samplers(bench, task, at, samples)
+        else:
+            work = run_replay(bench, task, at) if model is None else run_live(bench, task, at)
+        report = asyncio.run(work)
+    show(team_json(report), as_json, lambda: render_text(_single(at.model, report)))
     return 0 if report.solved and not report.diverged else 1
 
 
-async def run_replay(bench: Workbench, name: str, endpoint: str) -> TeamReport:
+async def run_replay(bench: Workbench, name: str, at: ModelAt) -> TeamReport:
     """Replay a shipped task's recording through the live engine."""
     if name not in recipe_names():
         raise InvalidInput(
@@ -91,32 +90,45 @@ async def run_replay(bench: Workbench, name: str, endpoint: str) -> TeamReport:
         )
     task = await team_bugs.open_task(name, bench.state.cache, bench.boxes())
     options = bench.options(name, step)
-    models = bench.models(endpoint, options.run_id)
+    models = bench.models(at, options.run_id)
     outcome = await team_bugs.replay(task, models=models, sandboxes=bench.boxes(), options=options)
-    return bench.finished(outcome)
+    return bench.finished(outcome, at.model)
 
 
-async def run_live(bench: Workbench, name: str, endpoint: str, model: str, api_key: str | None) -> TeamReport:
-    """The same team, live on a foreign endpoint."""
+async def run_live(bench: Workbench, name: str, at: ModelAt) -> TeamReport:
+    """The same team, live."""
     task = await team_bugs.open_task(name, bench.state.cache, bench.boxes())
     options = bench.options(Path(name).name, step)
-    models = bench.models(endpoint, options.run_id, model, api_key)
-    return bench.finished(await team_bugs.live(task, models=models, sandboxes=bench.boxes(), options=options))
+    models = bench.models(at, options.run_id)
+    outcome = await team_bugs.live(task, models=models, sandboxes=bench.boxes(), options=options)
+    return bench.finished(outcome, at.model)
 
 
-async def run_samplers(bench: Workbench, task_id: str, endpoint: str, samples: int) -> TeamReport:
+async def run_samplers(bench: Workbench, task_id: str, at: ModelAt, samples: int) -> TeamReport:
     """A lead and three samplers on one HumanEval problem."""
     problem = load_problems(task_ids=(task_id,))[0]
     options = bench.options(task_id.replace("/", "-"), step)
     outcome = await team_humaneval.run(
         problem,
-        models=bench.models(endpoint, options.run_id),
+        models=bench.models(at, options.run_id),
         sandboxes=bench.boxes(),
         execute=bench.grader(),
         limits=SamplerLimits(samples=samples),
         options=options,
     )
-    return bench.finished(outcome)
+    return bench.finished(outcome, at.model)
+
+
+@contextmanager
+def _where(
+    settings: DockyardConfig, model: str | None, model_name: str, api_key: str | None, url: str | None
+) -> Generator[ModelAt]:
+    """The given endpoint, else Dockyard's own."""
+    if model is not None:
+        yield ModelAt(model, model_name, api_key)
+        return
+    with model_endpoint(settings, url) as endpoint:
+        yield ModelAt(endpoint, settings.model)
 
 
 def team_json(report: TeamReport) -> dict[str, Any]:
@@ -139,9 +151,6 @@ def team_json(report: TeamReport) -> dict[str, Any]:
     }
 
 
-def _single(settings: DockyardConfig, report: TeamReport) -> RunReport:
-    from datetime import UTC, datetime
-
-    return RunReport(
-        title=f"Team on {report.task}", created_at=datetime.now(UTC), model=settings.model, teams=(report,)
-    )
+def _single(model: str, report: TeamReport) -> RunReport:
+    now = datetime.now(UTC)
+    return RunReport(title=f"Team on {report.task}", created_at=now, model=model, teams=(report,))

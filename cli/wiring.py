@@ -29,6 +29,15 @@ _DEFAULT_MEMORY_MB = 512  # what a sandbox takes where nothing else is said
 
 
 @dataclass(frozen=True, slots=True)
+class ModelAt:
+    """A model and where it answers. `api_key` None: each agent has its own, made of the run and its name."""
+
+    url: str  # ends in /v1
+    model: str
+    api_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Workbench:
     """What a run stands on: its configuration and folders."""
 
@@ -86,16 +95,14 @@ class Workbench:
         box = self._box
         return Resources(1.0, (box.memory_mb or _DEFAULT_MEMORY_MB) << 20, box.pids, box.disk_mb << 20)
 
-    def models(
-        self, endpoint: str, run_id: str, model: str | None = None, api_key: str | None = None
-    ) -> ModelFactory:
-        """One client an agent; the gateway knows each by its key."""
-        return http_models(endpoint, model=model or self.config.model, run_id=run_id, api_key=api_key)
+    def models(self, at: ModelAt, run_id: str) -> ModelFactory:
+        """One client an agent."""
+        return http_models(at.url, model=at.model, run_id=run_id, api_key=at.api_key)
 
-    def finished(self, outcome: TeamOutcome) -> TeamReport:
-        """Keep a team's run in the store; its report."""
+    def finished(self, outcome: TeamOutcome, model: str) -> TeamReport:
+        """Keep the run of a team of `model` in the store; its report."""
         with Store(self.state.store) as store:
-            record_outcome(store, outcome, {"model": self.config.model})
+            record_outcome(store, outcome, {"model": model})
         return report_of(outcome)
 
     def options(self, name: str, progress: Callable[[str], None]) -> RunOptions:

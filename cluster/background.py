@@ -1,6 +1,8 @@
 """A deployment in a process of its own: for `dockyard up`, and for commands that need one meanwhile."""
 
 import json
+import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,33 +45,40 @@ def running_server(config: DockyardConfig) -> Generator[RunningServer]:
     with tempfile.TemporaryDirectory(prefix="dockyard-serve-") as folder:
         process = _spawn(config, Path(folder), detached=False)
         try:
-            ready = _first_line(process, Path(folder) / "log")
+            ready = _first_line(process, Path(folder) / "log", config.ray.start_timeout_s)
             yield RunningServer(ready["url"], process.pid, tuple(ready["workers"]))
         finally:
             _end(process)
 
 
 def start_in_background(config: DockyardConfig) -> DeploymentRecord:
-    """A server that outlives this process; its log lies in the state folder. Blocks until it serves."""
+    """A server that outlives this process; its log lies in the state folder. Blocks until it serves.
+
+    Raises ServerFailed, and then has ended what it started.
+    """
     state = StateFolder(config.state_dir)
-    folder = state.root / "log"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = state.logs / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    folder.mkdir()
     process = _spawn(config, folder, detached=True)
     try:
-        _first_line(process, folder / "log")
+        _first_line(process, folder / "log", config.ray.start_timeout_s)
+        mine = [record for record in state.records() if record.pid == process.pid and is_alive(record)]
+        if not mine:
+            raise ServerFailed(f"the server ended at once: {_last_line(folder / 'log')}")
     except BaseException:
         _end(process)
         raise
-    return next(record for record in state.records() if record.pid == process.pid and is_alive(record))
+    return mine[0]
 
 
 def _spawn(config: DockyardConfig, folder: Path, *, detached: bool) -> "subprocess.Popen[str]":
     settings = folder / "config.yaml"
     settings.write_text(config.resolved_yaml())
-    command = [sys.executable, "-m", "cli.main", "serve", "--config", str(settings), "--json"]
+    # -P: the folder that the caller stands in must not bring code of its own under our names.
+    command = [sys.executable, "-P", "-m", "cli.main", "serve", "--config", str(settings), "--json"]
     with (folder / "log").open("w") as log:
         return subprocess.Popen(
-            command if detached else [*command, "--with-parent"],
+            command if detached else [*command, "--with-parent", str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -79,12 +89,16 @@ def _spawn(config: DockyardConfig, folder: Path, *, detached: bool) -> "subproce
         )
 
 
-def _first_line(process: "subprocess.Popen[str]", log: Path) -> dict[str, Any]:
+def _first_line(process: "subprocess.Popen[str]", log: Path, timeout_s: float) -> dict[str, Any]:
+    """What the server says when it is ready. Raises ServerFailed with what it said instead."""
     assert process.stdout is not None
+    killer = threading.Timer(timeout_s, process.kill)  # which ends the line that is waited for
+    killer.start()
     line = process.stdout.readline()
+    killer.cancel()
     if not line:
-        process.wait()
-        raise ServerFailed(f"the server did not start: {_last_line(log)}")
+        late = f" within {timeout_s:g} s" if process.wait() == -signal.SIGKILL else ""
+        raise ServerFailed(f"the server did not start{late}: {_last_line(log)}")
     value = json.loads(line)
     if "error" in value:
         process.wait()

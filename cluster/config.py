@@ -78,6 +78,7 @@ def load_config(path: Path | None = None, **overrides: Any) -> DockyardConfig:
             _section(values, parents, path)[leaf] = value
     if not values.get("state_dir"):
         values["state_dir"] = str(_default_state_dir())
+    values["state_dir"] = str(Path(str(values["state_dir"])).absolute())
     try:
         return DockyardConfig.model_validate(values)
     except ValidationError as error:

@@ -1,10 +1,11 @@
 """A model on its workers on a local Ray cluster: brought up in order, taken down in reverse."""
 
+import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import psutil
 
 from actors import ray_api
 from actors.engine_actor import EngineHandle, PendingEngine, launch_engine
+from actors.ray_api import ActorHandle
 from cluster.config import DockyardConfig, export_to_children
-from cluster.plan import Plan, plan_workers, this_machine
+from cluster.plan import Plan, WorkerPlan, plan_workers, this_machine
 from cluster.state import MARK, DeploymentRecord, StateFolder, end_processes, marked_processes, started_at
 from engine.chat.template import ChatTemplate
 from engine.chat.tokenizer import tokenizer_from_gguf
+from engine.errors import BrokenModelFile
 from engine.gguf_file import GgufFile, open_gguf
 from engine.model_path import model_path
 from gateway.service import ServedModel
@@ -87,6 +90,9 @@ def deployed(config: DockyardConfig, state: StateFolder) -> Generator[Deployment
             )
         )
         stack.callback(state.forget, deployment_id)
+        # Ray gives the folder that its driver stands in to its workers as a place to import from.
+        stack.callback(os.chdir, Path.cwd())
+        os.chdir(scratch)
         _start_ray(config, scratch, deployment_id)
         stack.callback(lambda: end_processes(list(marked_processes(deployment_id))))
         stack.callback(ray_api.stop)
@@ -99,12 +105,20 @@ def deployed(config: DockyardConfig, state: StateFolder) -> Generator[Deployment
 
 def served_model(name: str, file: GgufFile, max_positions: int) -> ServedModel:
     """The text side of a model."""
-    tokens = file.require("tokenizer.ggml.tokens")
-    special = {
-        "bos_token": tokens[int(file.metadata.get("tokenizer.ggml.bos_token_id", 0))],
-        "eos_token": tokens[int(file.require("tokenizer.ggml.eos_token_id"))],
-    }
-    template = ChatTemplate(file.require("tokenizer.chat_template"), special)
+    tokens = file.strings("tokenizer.ggml.tokens")
+    special: dict[str, str] = {}
+    for name_of, key in (
+        ("bos_token", "tokenizer.ggml.bos_token_id"),
+        ("eos_token", "tokenizer.ggml.eos_token_id"),
+    ):
+        if (token := file.metadata.get(key)) is not None:
+            if not isinstance(token, int) or not 0 <= token < len(tokens):
+                raise BrokenModelFile(f"{file.path}: {key!r} is {token!r}, which is no token")
+            special[name_of] = tokens[token]
+    source: object = file.require("tokenizer.chat_template")
+    if not isinstance(source, str):
+        raise BrokenModelFile(f"{file.path}: 'tokenizer.chat_template' is no text")
+    template = ChatTemplate(source, special)
     return ServedModel(name, tokenizer_from_gguf(file), template, max_positions)
 
 
@@ -133,14 +147,19 @@ def _start_ray(config: DockyardConfig, scratch: Path, deployment_id: str) -> Non
 def _launch(plan: Plan, scratch: Path) -> list[PendingEngine]:
     """Start all workers at once; the first hands over to the last."""
     *entries, last = plan.workers
-    decode = launch_engine(last.engine, scratch / f"{last.name}.sock", name=last.name, cpus=last.cpus)
-    return [
-        *(
-            launch_engine(w.engine, scratch / f"{w.name}.sock", name=w.name, cpus=w.cpus, decode=decode.actor)
-            for w in entries
-        ),
-        decode,
-    ]
+    decode = _launch_one(last, scratch)
+    return [*(_launch_one(entry, scratch, decode.actor) for entry in entries), decode]
+
+
+def _launch_one(plan: WorkerPlan, scratch: Path, decode: ActorHandle | None = None) -> PendingEngine:
+    return launch_engine(
+        plan.engine,
+        scratch / f"{plan.name}.sock",
+        name=plan.name,
+        booked_cpus=plan.booked_cpus,
+        cpus=plan.cpus,
+        decode=decode,
+    )
 
 
 @contextmanager
@@ -149,7 +168,8 @@ def _running(pending: PendingEngine, timeout_s: float) -> Generator[EngineHandle
     try:
         yield handle
     finally:
-        handle.stop()
+        with suppress(Exception):  # it may have died, or be in a long step; `stop` has ended its process
+            handle.stop()
 
 
 def _short_folder() -> str | None:

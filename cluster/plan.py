@@ -2,10 +2,12 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from cluster.config import DockyardConfig
 from engine.config import EngineConfig, Role
 from engine.gguf_file import GgufFile
+from engine.model_path import BUILT_IN
 from placement.probe import probe
 from placement.topology import Topology
 from placement.workers import WorkerDemand, WorkerPlacement, place_workers
@@ -19,7 +21,8 @@ _MAX_THREADS = 4  # more do not pay for a model that fits into a laptop
 class WorkerPlan:
     name: str
     engine: EngineConfig
-    cpus: float  # what Ray books; cores may be shared, so it books a share
+    cpus: tuple[int, ...]  # the processors that it runs on
+    booked_cpus: float  # what Ray books; cores may be shared, so it books a share
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,10 @@ def plan_workers(config: DockyardConfig, file: GgufFile, topology: Topology) -> 
 
 def _worker(config: DockyardConfig, role: Role, placement: WorkerPlacement) -> WorkerPlan:
     workers = config.workers
-    threads = workers.threads or min(placement.choice(role).threads, _MAX_THREADS)
+    choice = placement.choice(role)
+    threads = workers.threads or min(choice.threads, _MAX_THREADS)
     engine = EngineConfig(
-        model=config.model,
+        model=_absolute(config.model),
         role=role,
         threads=threads,
         operations=workers.operations,
@@ -64,4 +68,9 @@ def _worker(config: DockyardConfig, role: Role, placement: WorkerPlacement) -> W
         max_sequences=workers.max_sequences,
         token_budget=workers.token_budget,
     )
-    return WorkerPlan(role, engine, 0.5)
+    return WorkerPlan(role, engine, choice.cpus, 0.5)
+
+
+def _absolute(model: str) -> str:
+    """A path that means the same in a worker's folder; a built-in name stays as it is."""
+    return model if model in BUILT_IN else str(Path(model).resolve())

@@ -1,6 +1,7 @@
 """A deployment with its gateway in one process: what `dockyard serve` runs."""
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -17,7 +18,11 @@ from cluster.deployment import Deployment, deployed
 from cluster.state import DeploymentRecord, StateFolder, started_at
 from gateway.app import create_app
 from gateway.service import ChatService
-from protocol.errors import ResourceShortage
+from protocol.errors import DockyardError, ResourceShortage
+
+
+class WorkerLost(DockyardError):
+    """A worker's process has ended by itself."""
 
 
 class Stopped(BaseException):
@@ -59,10 +64,22 @@ async def _gateway(
         app = create_app(ChatService(deployment.model, client, config.gateway), status, set_pace)
         settings = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off",
-            timeout_graceful_shutdown=int(config.gateway.drain_s) or None,
+            timeout_graceful_shutdown=max(1, math.ceil(config.gateway.drain_s)),
         )  # fmt: skip
         server = _Server(settings, on_ready)
-        await server.serve(sockets=[listener])
+        watch = asyncio.create_task(_end_when_lost(client, server))
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            watch.cancel()
+        if client.lost:
+            raise WorkerLost(client.lost, hint="dockyard serve starts it again")
+
+
+async def _end_when_lost(client: TokenClient, server: uvicorn.Server) -> None:
+    """A deployment without one of its workers serves nothing: its owner is told, not left with 503s."""
+    await client.until_lost()
+    server.should_exit = True
 
 
 class _Server(uvicorn.Server):

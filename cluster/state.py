@@ -15,6 +15,7 @@ import psutil
 
 MARK = "DOCKYARD_DEPLOYMENT"
 _GRACE_S = 5.0
+_TEARDOWN_S = 45.0  # of the workers and of Ray on a busy machine; a quiet one takes three seconds
 
 
 class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,10 @@ class StateFolder:
     @property
     def sandboxes(self) -> Path:
         return self._made("sandbox")
+
+    @property
+    def logs(self) -> Path:
+        return self._made("log")
 
     @property
     def toolkit(self) -> Path:
@@ -102,8 +107,9 @@ def end_deployment(state: StateFolder, record: DeploymentRecord, drain_s: float)
     server = _same(record.pid, record.started_at)
     if server is not None and server.pid != psutil.Process().pid:
         ended.append(f"deployment {record.id} (pid {record.pid})")
-        server.send_signal(signal.SIGTERM)
-        _wait([server], drain_s + _GRACE_S)
+        _signal(server, signal.SIGTERM)
+        # It drains, then ends its workers and Ray, and only then itself: killed early, it would leave both.
+        end_processes(_wait([server], drain_s + _TEARDOWN_S))
     leftovers = list(marked_processes(record.id))
     ended += [f"process {process.pid} ({_name(process)}) of {record.id}" for process in leftovers]
     end_processes(leftovers)

@@ -29,7 +29,7 @@ def running_url(config: DockyardConfig) -> str | None:
     alive = [
         record for record in records if record.ready and record.model == config.model and is_alive(record)
     ]
-    return alive[-1].url if alive else None
+    return max(alive, key=lambda record: record.started_at).url if alive else None
 
 
 def required_url(config: DockyardConfig, url: str | None) -> str:
