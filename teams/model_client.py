@@ -4,10 +4,12 @@ The gateway says where the time went in an extra field of its reply; any other e
 works too, and then the whole call counts as decoding, marked as measured by the client.
 """
 
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
+import httpx
 import openai
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -93,6 +95,7 @@ class HttpModelClient:
     """`ModelClient` over chat completions. The API key carries who is asking: `dk-RUN.AGENT`.
 
     `base_url` ends in `/v1`. `timeout_s` bounds one call. Close it, or use it as an async context manager.
+    `tls`: how to trust an https endpoint; making one reads all certificates of the host, so share it.
     """
 
     def __init__(
@@ -103,11 +106,16 @@ class HttpModelClient:
         api_key: str,
         timeout_s: float = 600.0,
         clock: Clock | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._model = model
         self._clock = clock or SystemClock()
         self._client = openai.AsyncOpenAI(
-            base_url=base_url, api_key=api_key, timeout=timeout_s, max_retries=0
+            base_url=base_url,
+            api_key=api_key,
+            timeout=timeout_s,
+            max_retries=0,
+            http_client=None if tls is None else openai.DefaultAsyncHttpxClient(verify=tls),
         )
 
     async def __aenter__(self) -> "HttpModelClient":
@@ -200,9 +208,12 @@ def http_models(
     foreign endpoint gets the key that its owner gave.
     """
 
+    # Here, before the run: made for each agent, it would stop the whole team for 30 ms and more a spawn.
+    tls = httpx.create_ssl_context()
+
     def client(agent: str) -> ModelClient:
         return HttpModelClient(
-            base_url, model=model, api_key=api_key or f"dk-{run_id}.{agent}", timeout_s=timeout_s
+            base_url, model=model, api_key=api_key or f"dk-{run_id}.{agent}", timeout_s=timeout_s, tls=tls
         )
 
     return client

@@ -1,7 +1,10 @@
+import asyncio
+
+import httpx
 import pytest
 from openai.types.chat import ChatCompletion
 
-from teams.model_client import ModelError, Phase, completion_of
+from teams.model_client import ModelError, Phase, completion_of, http_models
 
 
 def reply(**extra):
@@ -75,3 +78,18 @@ def test_a_ledger_that_does_not_fit_is_an_error(ledger):
 def test_a_reply_without_a_choice_is_an_error():
     with pytest.raises(ModelError, match="no choice"):
         completion_of(reply(choices=[]), 10, 100)
+
+
+def test_the_agents_of_a_run_share_one_reading_of_the_certificates(monkeypatch):
+    made = []
+    real = httpx.create_ssl_context
+    monkeypatch.setattr(httpx, "create_ssl_context", lambda: made.append(1) or real())
+    clients = http_models("http://127.0.0.1:9/v1", model="m", run_id="run-1")
+    assert made == [1]
+
+    async def connect():
+        for agent in ("lead", "tester"):
+            await clients(agent).close()
+
+    asyncio.run(connect())
+    assert made == [1]
