@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -29,9 +30,10 @@ def step(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """The machine's answer: exactly one line."""
-    sys.stdout.write(json.dumps(value, default=str) + "\n")
-    sys.stdout.flush()
+    """The machine's answer: exactly one line. Nothing where nobody reads any more, as after `dockyard up`."""
+    with suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(value, default=str) + "\n")
+        sys.stdout.flush()
 
 
 def show(value: Any, as_json: bool, text: Callable[[], str]) -> None:
