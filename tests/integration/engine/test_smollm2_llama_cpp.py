@@ -26,8 +26,7 @@ def test_its_tokens_are_ours(
         ranks.append((logits > chosen).sum(1))
         regrets.append(logits.amax(1) - chosen[:, 0])
     rank, regret = torch.cat(ranks), torch.cat(regrets)
-    print(f"{len(rank)} positions, {(rank == 0).float().mean():.4f} argmax, {(rank <= 1).float().mean():.4f} top 2, {regret.max():.3f} regret")
-    assert len(rank) > 400, "llama.cpp ended most answers early"
-    assert float((rank == 0).float().mean()) >= 0.95
-    assert float((rank <= 1).float().mean()) >= 0.99
-    assert float(regret.max()) <= 0.6
+    first, second = (float((rank <= place).float().mean()) for place in (0, 1))
+    figures = f"{len(rank)} positions: argmax {first:.4f}, top two {second:.4f}, regret {regret.max():.3f}"
+    assert len(rank) > 400, figures  # else llama.cpp ended most answers early
+    assert (first >= 0.95, second >= 0.99, float(regret.max()) <= 0.6) == (True, True, True), figures

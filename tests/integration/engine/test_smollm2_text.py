@@ -48,7 +48,7 @@ def test_any_text_encodes_as_llama_cpp_does(tokenizer: ChatTokenizer, peer: Llam
     assert tokenizer.encode(text) == peer.tokenize(text)
 
 
-# Bytes for which SmolLM2's vocabulary has no token: some control characters, and leading bytes of planes 4 to 15.
+# Bytes without a token in SmolLM2's vocabulary: some control characters, leading bytes of planes 4 to 15.
 MISSING = {*b"\x04\x06\x13\x14\x16\x1d", 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)}
 
 
