@@ -15,7 +15,7 @@ from typing import Any
 from actors.token_server import TokenServer
 from engine.config import EngineConfig
 from engine.engine import Engine, StepResult, TokenOutput
-from engine.errors import BrokenHandoff, InvalidRequest, Overloaded
+from engine.errors import InvalidRequest, Overloaded
 from engine.handoff import Handoff
 from engine.request import Request
 from protocol.clock import SystemClock
@@ -23,6 +23,7 @@ from protocol.errors import DockyardError
 from protocol.wire import Abort, Failed, FromEngine, Submit, Tokens
 
 HandOver = Callable[[Handoff], None]
+"""Gives a hand-off away. Whatever it raises ends that request, with `refuse`."""
 _MAX_WITHDRAWN = 4096  # far more than hand-offs can be on their way at once
 
 _log = logging.getLogger(__name__)
@@ -94,9 +95,18 @@ class EngineWorker:
             self._inbox.put(_Call(function, done))
         return done.result()
 
-    def fail(self, request_id: str, message: str) -> None:
-        """Tell the client that a request was lost on its way. Any thread."""
-        self._server.send([Failed(request_id, "lost", message)])
+    def refuse(self, request_id: str, error: BaseException) -> None:
+        """Tell the client why its request ends here, or on its way to a decode worker. Any thread."""
+        match error:
+            case Overloaded():
+                failed = Failed(request_id, "overloaded", str(error))
+            case InvalidRequest():
+                failed = Failed(request_id, "invalid", str(error), error.parameter)
+            case _:
+                failed = Failed(
+                    request_id, "lost", f"no decode worker took the hand-off: {error or type(error).__name__}"
+                )
+        self._server.send([failed])
 
     def set_pace(self, factor: float) -> None:
         """Stretch every step to `factor` times its length: 2.0 halves the speed. For experiments."""
@@ -158,10 +168,8 @@ class EngineWorker:
             request = Request(message.request_id, message.prompt_ids, message.sampling, message.priority)
             self.engine.add(request, message.arrived_ns)
             self._owned.add(message.request_id)
-        except InvalidRequest as error:
-            self._server.send([Failed(message.request_id, "invalid", str(error), error.parameter)])
-        except Overloaded as error:
-            self._server.send([Failed(message.request_id, "overloaded", str(error))])
+        except (InvalidRequest, Overloaded) as error:
+            self.refuse(message.request_id, error)
 
     def _withdraw(self, request_id: str) -> None:
         if not self.engine.abort(request_id):
@@ -195,12 +203,13 @@ class EngineWorker:
     def _give(self, handoff: Handoff) -> None:
         request_id = handoff.header.request_id
         if self._hand_over is None:
-            self.fail(request_id, "this prefill worker has no decode worker to hand over to")
+            self.refuse(request_id, WorkerFailed("this prefill worker has no decode worker"))
             return
         try:
             self._hand_over(handoff)
-        except (BrokenHandoff, Overloaded, InvalidRequest, WorkerFailed) as error:
-            self.fail(request_id, f"the decode worker refused the hand-off: {error}")
+        except Exception as error:  # a full object store, say: it ends this request, and no other
+            _log.warning("the hand-off of %s has failed", request_id, exc_info=error)
+            self.refuse(request_id, error)
 
 
 def _resolve(function: Callable[[], Any], done: "Future[Any]") -> None:

@@ -7,6 +7,8 @@ DockyardError
 └── one subtree a package (`sandbox.errors`, `engine.errors`, …)           (exit code 1)
 """
 
+from typing import Any
+
 
 class DockyardError(Exception):
     """Says what is wrong and the way out.
@@ -23,6 +25,10 @@ class DockyardError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors cross processes whole; `args`, with which pickle calls the class, hold the message alone."""
+        return _rebuilt, (type(self), self.args), self.__dict__
 
 
 class InvalidInput(DockyardError):
@@ -41,3 +47,10 @@ class ResourceShortage(DockyardError):
     """The host has the feature, and not enough of it: memory, a port, disk."""
 
     exit_code = 4
+
+
+def _rebuilt(kind: type[DockyardError], args: tuple[Any, ...]) -> DockyardError:
+    """An error without a call of its constructor; pickle fills in the attributes afterwards."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error

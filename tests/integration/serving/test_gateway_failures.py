@@ -1,5 +1,6 @@
 """Clients hang up, queues are full, workers die: every request ends, and nothing stays behind."""
 
+import pickle
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
@@ -10,12 +11,15 @@ import httpx
 import openai
 import pytest
 from engine_runs import finish, small_engine
+from ray.exceptions import RayTaskError
 from stack import PATIENCE_S, Stack, serving
 from tiny_gguf import byte_ids
 
+from actors.engine_actor import raised_by_worker
 from actors.engine_worker import EngineWorker, WorkerFailed
 from actors.token_server import TokenServer
 from engine import EngineConfig, Request, SamplingParams
+from engine.errors import InvalidRequest, Overloaded
 from engine.handoff import Handoff
 from protocol.errors import ResourceShortage
 from protocol.wire import Abort
@@ -179,6 +183,43 @@ def test_a_refused_hand_off_ends_the_request(make: Make) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "lost")
         assert "'model'" in answer.json()["error"]["message"]
         stack.wait_until_idle()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (Overloaded("32 requests are waiting"), 429, "overloaded"),
+        (InvalidRequest("too long for here", parameter="messages"), 400, "invalid"),
+        (OSError("the object store is full"), 503, "lost"),
+        (TypeError("cannot be sent"), 503, "lost"),
+    ],
+)
+def test_a_hand_off_that_fails_ends_its_request_alone(
+    make: Make, error: Exception, status: int, code: str
+) -> None:
+    with make(disaggregated=True) as stack:
+        hand_over = stack.workers[0]._hand_over
+
+        def failing(handoff: Handoff) -> None:
+            raise error
+
+        stack.workers[0]._hand_over = failing
+        answer = httpx.post(url(stack), json=LONG, timeout=PATIENCE_S)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        assert str(error) in answer.json()["error"]["message"]
+        stack.workers[0]._hand_over = hand_over
+        assert httpx.post(url(stack), json=SHORT, timeout=PATIENCE_S).status_code == 200
+        stack.wait_until_idle()
+
+
+def test_what_a_worker_raised_comes_out_of_rays_error() -> None:
+    full = Overloaded("32 requests are waiting", hint="try again later")
+    (wrapped,) = pickle.loads(pickle.dumps([RayTaskError("adopt", "a traceback", full)]))
+    error = raised_by_worker(wrapped.as_instanceof_cause())
+    assert isinstance(error, Overloaded)
+    assert str(error) == str(full)
+    other = ConnectionError("the process is gone")
+    assert raised_by_worker(other) is other
 
 
 # ---------------------------------------------------------------- hand-offs and their aborts
