@@ -5,6 +5,7 @@ against that: the report's path is random and read from outside, the exit code m
 canaries with random names ride along, one that must pass and one that must fail.
 """
 
+import re
 import secrets
 import shlex
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from teams.workspace import AgentSandbox, SandboxFactory, Tree, WorkspaceError
 TestState = Literal["passed", "failed", "skipped"]
 _PYTEST = "PYTHONDONTWRITEBYTECODE=1 python3 -m pytest -q -p no:cacheprovider -o addopts= -o filterwarnings="
 _MAX_REPORT_BYTES = 16_000_000
+_ENCODING = re.compile(r"""\s*<\?xml[^>]*?\sencoding\s*=\s*["']([^"']*)""")
 
 
 class ReportError(DockyardError):
@@ -74,10 +76,9 @@ async def _run(sandbox: AgentSandbox, layout: Layout, canary: "_Canary") -> Test
 
 def read_report(data: bytes) -> dict[str, TestState]:
     """The state of each test in a JUnit report. Raises `ReportError` for what is none."""
-    if len(data) > _MAX_REPORT_BYTES or b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-        raise ReportError("the report is too large, or declares entities")
+    text = _plain_text(data)
     try:
-        root = ElementTree.fromstring(data)
+        root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         raise ReportError(f"the report is not valid XML: {error}") from error
     states: dict[str, TestState] = {}
@@ -87,6 +88,22 @@ def read_report(data: bytes) -> dict[str, TestState]:
         # A test may be listed twice, when its teardown fails: the worse entry counts.
         states[test] = state if states.get(test, "passed") == "passed" else states[test]
     return states
+
+
+def _plain_text(data: bytes) -> str:
+    """The report as text, refused where a parser could read other declarations in its bytes than we do."""
+    if len(data) > _MAX_REPORT_BYTES:
+        raise ReportError(f"the report has {len(data)} bytes, more than {_MAX_REPORT_BYTES}")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ReportError(f"the report is not UTF-8: {error}") from error
+    declared = _ENCODING.match(text)
+    if "\0" in text or (declared and declared[1].lower() != "utf-8"):
+        raise ReportError("the report is in another encoding than UTF-8")
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise ReportError("the report declares entities")
+    return text
 
 
 def _state(case: ElementTree.Element) -> TestState:

@@ -108,6 +108,26 @@ def test_what_is_no_report_is_refused(data):
         read_report(data)
 
 
+BOMB = '<!DOCTYPE a [<!ENTITY b "c">]><testsuites><testcase classname="t" name="&b;"/></testsuites>'
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-7", "cp037"])
+def test_entities_are_refused_in_every_encoding(encoding):
+    for declaration in ("", f'<?xml version="1.0" encoding="{encoding}"?>'):
+        with pytest.raises(ReportError):
+            read_report((declaration + BOMB).encode(encoding))
+
+
+@pytest.mark.parametrize("name", ["utf-7", "UTF-16", "latin-1", ""])
+def test_a_declared_encoding_other_than_utf_8_is_refused(name):
+    with pytest.raises(ReportError, match="another encoding"):
+        read_report(f"<?xml version='1.0' encoding = '{name}'?><testsuites/>".encode())
+
+
+def test_the_declaration_that_pytest_writes_is_taken():
+    assert read_report(b'<?xml version="1.0" encoding="utf-8"?>' + REPORT[21:])["t::ok"] == "passed"
+
+
 def test_a_report_in_which_everything_passes_is_not_believed():
     canary = _Canary("ab", "tests")
     good, bad = f"tests.test_ab::{canary._good}", f"tests.test_ab::{canary._bad}"
