@@ -7,7 +7,6 @@ gives out a hand-off; `decode` adopts hand-offs and goes on. A request's tokens 
 import hashlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from engine.chat.tokenizer import ChatTokenizer, tokenizer_from_gguf
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest, Overloaded
 from engine.handoff import Handoff, adopt, hand_over
+from engine.model.llama import LlamaModel
 from engine.model.registry import load_model
 from engine.request import FinishReason, Request, Sequence, Stages
 from engine.sampling.sampler import choose
@@ -27,7 +27,7 @@ from kernels.operations import Rows
 from protocol.clock import Clock, SystemClock
 from protocol.sampling import SamplingParams
 
-_SAMPLED_PAGES = 256
+_SAMPLED_BYTES = 4096  # from each end of a tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Engine:
     def __init__(self, config: EngineConfig, clock: Clock | None = None) -> None:
         self.config = config
         self.model = load_model(config.model, threads=config.threads, operations=config.operations)
-        self.fingerprint = _fingerprint(self.model.file.path)
+        self.fingerprint = _fingerprint(self.model)
         self._clock = clock or SystemClock()
         block_bytes = int(self.model.cache_bytes_per_token()) * config.block_tokens
         num_blocks = config.kv_cache_bytes // block_bytes
@@ -256,17 +256,16 @@ def _tables(blocks: list[list[int]]) -> Tensor:
     return torch.tensor([row + [0] * (width - len(row)) for row in blocks], dtype=torch.int32)
 
 
-def _fingerprint(path: Path) -> str:
-    """Names the weights: a hash of the file's size, its first megabyte, and pages spread over the rest.
+def _fingerprint(model: LlamaModel) -> str:
+    """Names the weights: a hash of the shape, and of each tensor's name, shape, format and both ends.
 
-    Two trainings of one model differ in every page of their weights, and not in their headers. Reading all of
-    a large file would cost more than loading it.
+    Neither the file's name nor what it says of itself takes part. A training changes every matrix, and added
+    tokens the end of one; reading all of a large file would cost more than loading it.
     """
-    size = path.stat().st_size
-    digest = hashlib.blake2b(str(size).encode(), digest_size=12)
-    with path.open("rb") as file:
-        digest.update(file.read(1 << 20))
-        for index in range(_SAMPLED_PAGES):
-            file.seek(size * index // _SAMPLED_PAGES)
-            digest.update(file.read(4096))
+    digest = hashlib.blake2b(repr(model.config).encode(), digest_size=12)
+    for name, tensor in sorted(model.file.tensors.items()):
+        digest.update(f"{name} {tensor.shape} {tensor.format}".encode())
+        data = tensor.data.reshape(-1)
+        count = _SAMPLED_BYTES // data.itemsize
+        digest.update(data[:count].tobytes() + data[-count:].tobytes())
     return digest.hexdigest()

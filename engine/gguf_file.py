@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from engine.errors import BrokenModelFile
 
 MAGIC = b"GGUF"
+# What the reader raises on a file that lies; RecursionError on arrays of arrays of arrays.
+_FAULTS = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def open_gguf(path: Path) -> GgufFile:
     try:
         reader = _Reader(str(path), "c")
         metadata = {name: field.contents() for name, field in reader.fields.items()}
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, MemoryError) as error:
+    except _FAULTS as error:
         raise BrokenModelFile(f"{path}: not a whole GGUF file ({error})", hint="download it again") from error
     tensors = {t.name: _tensor(cast(Any, t)) for t in reader.tensors}
     return GgufFile(path, metadata, tensors)

@@ -34,14 +34,18 @@ def write_tiny_gguf(
     reshaped: Mapping[str, tuple[int, ...]] | None = None,
     without_keys: Collection[str] = (),
     metadata: Metadata | None = None,
+    formats: Mapping[str, Format] | None = None,
+    added: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Path:
-    """Write the model, or a broken variant of it: tensors or keys left out, shapes or values replaced."""
+    """Write the model, or a variant: tensors or keys left out, added, or replaced."""
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in {**_metadata(), **(metadata or {})}.items():
         if key not in without_keys:
             _add(writer, key, value)
     random = np.random.default_rng(seed)
-    for name, (shape, form) in _tensors().items():
+    more = {name: (shape, Format.F32) for name, shape in (added or {}).items()}
+    for name, (shape, usual) in {**_tensors(), **more}.items():
+        form = (formats or {}).get(name, usual)
         values = random.standard_normal((reshaped or {}).get(name, shape), dtype=np.float32)
         if name in without_tensors:
             continue

@@ -11,10 +11,19 @@ import torch
 from torch import Tensor
 
 from engine.errors import BrokenModelFile
-from engine.gguf_file import GgufFile, GgufTensor
-from kernels.operations import Operations, Rope, Rows, Weight, WeightFormat
+from engine.gguf_file import GgufFile
+from engine.model.weights import WeightReader
+from kernels.operations import Operations, Rope, Rows, Weight
 
-FORMATS: dict[str, WeightFormat] = {"F32": "f32", "Q4_1": "q4_1", "Q8_0": "q8_0"}
+MAX_COLUMNS, MAX_HEAD_CHANNELS = 16_384, 512  # of one product, of one head: what the C kernels take
+
+_KEYS = frozenset({
+    "llama.block_count", "llama.context_length", "llama.embedding_length", "llama.feed_forward_length",
+    "llama.attention.head_count", "llama.attention.head_count_kv", "llama.rope.dimension_count",
+    "llama.rope.freq_base", "llama.attention.layer_norm_rms_epsilon",
+    "llama.vocab_size",  # the length of the list of tokens is what counts
+})  # fmt: skip
+_HEAD_SIZES = frozenset({"llama.attention.key_length", "llama.attention.value_length"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +57,28 @@ class LlamaConfig:
             norm_eps=file.number("llama.attention.layer_norm_rms_epsilon"),
         )
         config._check(file)
+        _refuse_variants(file, config.head_channels)
         return config
 
     def _check(self, file: GgufFile) -> None:
         """Shapes that the operations can run: whole blocks, whole vectors, whole groups of heads."""
+        widths = {
+            "llama.embedding_length": self.channels,
+            "llama.feed_forward_length": self.feed_forward,
+            "llama.attention.head_count times the channels a head": self.num_heads * self.head_channels,
+        }
         limits = [
-            (self.channels % 32 == 0, f"embedding_length {self.channels} is no multiple of 32"),
-            (self.feed_forward % 32 == 0, f"feed_forward_length {self.feed_forward} is no multiple of 32"),
+            (0 < width <= MAX_COLUMNS and width % 32 == 0,
+             f"{key} is {width}, expected a multiple of 32 up to {MAX_COLUMNS}")
+            for key, width in widths.items()
+        ]  # fmt: skip
+        limits += [
             (self.num_heads % self.num_kv_heads == 0,
-             f"head_count {self.num_heads} is no multiple of head_count_kv {self.num_kv_heads}"),
-            (self.head_channels % 16 == 0 and self.head_channels <= 512,
-             f"{self.head_channels} channels a head are no multiple of 16 up to 512"),
+             f"llama.attention.head_count is {self.num_heads}, expected a multiple of "
+             f"llama.attention.head_count_kv, which is {self.num_kv_heads}"),
+            (self.head_channels % 16 == 0 and self.head_channels <= MAX_HEAD_CHANNELS,
+             f"llama.rope.dimension_count is {self.head_channels}, expected a multiple of 16 up to "
+             f"{MAX_HEAD_CHANNELS}"),
         ]  # fmt: skip
         for fits, fault in limits:
             if not fits:
@@ -86,11 +106,13 @@ class LlamaModel:
         self.file = file
         self.operations = operations
         c, v = config.channels, config.vocabulary
-        self._embedding = _weight(file, "token_embd.weight", v, c)
+        weights = WeightReader(file)
+        self._embedding = weights.matrix("token_embd.weight", v, c)
         tied = "output.weight" not in file.tensors
-        self._head = self._embedding if tied else _weight(file, "output.weight", v, c)
-        self._norm = _vector(file, "output_norm.weight", c)
-        self._layers = [_layer(file, config, index) for index in range(config.num_layers)]
+        self._head = self._embedding if tied else weights.matrix("output.weight", v, c)
+        self._norm = weights.vector("output_norm.weight", c)
+        self._layers = [_layer(weights, config, index) for index in range(config.num_layers)]
+        weights.check_all_taken()
         self._rope = Rope.of(config.rope_theta, config.head_channels, config.max_positions)
 
     def cache_bytes_per_token(self) -> float:
@@ -146,42 +168,32 @@ class LlamaModel:
         return self.head(hidden[-1:])[0] if last_only else self.head(hidden)
 
 
-def _layer(file: GgufFile, config: LlamaConfig, index: int) -> LlamaLayer:
+def _layer(weights: WeightReader, config: LlamaConfig, index: int) -> LlamaLayer:
     def weight(name: str, rows: int, columns: int) -> Weight:
-        return _weight(file, f"blk.{index}.{name}.weight", rows, columns)
+        return weights.matrix(f"blk.{index}.{name}.weight", rows, columns)
 
     c, f = config.channels, config.feed_forward
     q, kv = config.num_heads * config.head_channels, config.num_kv_heads * config.head_channels
     return LlamaLayer(
-        attention_norm=_vector(file, f"blk.{index}.attn_norm.weight", c),
+        attention_norm=weights.vector(f"blk.{index}.attn_norm.weight", c),
         q=weight("attn_q", q, c),
         k=weight("attn_k", kv, c),
         v=weight("attn_v", kv, c),
         output=weight("attn_output", c, q),
-        feed_forward_norm=_vector(file, f"blk.{index}.ffn_norm.weight", c),
+        feed_forward_norm=weights.vector(f"blk.{index}.ffn_norm.weight", c),
         gate=weight("ffn_gate", f, c),
         up=weight("ffn_up", f, c),
         down=weight("ffn_down", c, f),
     )
 
 
-def _weight(file: GgufFile, name: str, rows: int, columns: int) -> Weight:
-    tensor = file.tensor(name, (rows, columns))
-    return Weight(_shared(tensor), rows, columns, _format(file, tensor))
-
-
-def _format(file: GgufFile, tensor: GgufTensor) -> WeightFormat:
-    if tensor.format not in FORMATS:
-        raise BrokenModelFile(
-            f"{file.path}: tensor {tensor.name!r} is {tensor.format}; supported: {', '.join(FORMATS)}"
+def _refuse_variants(file: GgufFile, head_channels: int) -> None:
+    """Keys of variants that compute something else: to ignore one is to run, and silently wrong."""
+    for key, value in file.metadata.items():
+        harmless = (key in _HEAD_SIZES and value == head_channels) or (
+            key == "llama.rope.scaling.type" and value == "none"
         )
-    return FORMATS[tensor.format]
-
-
-def _vector(file: GgufFile, name: str, size: int) -> Tensor:
-    return _shared(file.tensor(name, (size,))).float()
-
-
-def _shared(tensor: GgufTensor) -> Tensor:
-    """The mapped pages as a tensor, without a copy. Copy-on-write, since torch knows no read-only tensors."""
-    return torch.from_numpy(tensor.data)  # pyright: ignore[reportUnknownMemberType]
+        if key.startswith("llama.") and key not in _KEYS and not harmless:
+            raise BrokenModelFile(
+                f"{file.path}: metadata {key!r} is {value!r:.60}: a variant that is not supported"
+            )

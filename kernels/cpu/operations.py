@@ -10,10 +10,15 @@ from kernels.cpu.library import CPaging, CWeight, load
 from kernels.operations import Rope, Rows, Weight
 
 _FORMATS = {"f32": 0, "q4_1": 3, "q8_0": 8}
+_LANES, _MAX_HEAD = 16, 512  # of the widest vectors, of one head
+_BLOCK_BYTES = {"f32": 128, "q4_1": 20, "q8_0": 34}  # of 32 weights
 
 
 class CpuOperations:
-    """Runs each operation in the C library on `threads` threads; the number of threads changes no bit."""
+    """Runs each operation in the C library on `threads` threads; the number of threads changes no bit.
+
+    C reads the memory that it is given, so lengths and types are asserted here, at every call.
+    """
 
     name = "c"
 
@@ -22,6 +27,9 @@ class CpuOperations:
         self._threads = threads
 
     def gather(self, table: Weight, ids: Tensor) -> Tensor:
+        _check_weight(table, table.columns)
+        assert ids.dtype == torch.int64
+        assert not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < table.rows
         out = torch.empty(len(ids), table.columns)
         self._library.dockyard_gather(
             table.data.data_ptr(), _row_bytes(table), _FORMATS[table.format], ids.data_ptr(), len(ids),
@@ -32,6 +40,9 @@ class CpuOperations:
     def linear(self, x_MK: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
         x_MK = x_MK.contiguous()
         m, k = x_MK.shape
+        assert x_MK.dtype == torch.float32
+        for weight in weights:
+            _check_weight(weight, k)
         outs = [torch.empty(m, weight.rows) for weight in weights]
         array = (CWeight * len(weights))(
             *(
@@ -49,21 +60,31 @@ class CpuOperations:
     def rms_norm(self, x_MK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x_MK)
         m, k = x_MK.shape
+        assert x_MK.dtype == weight_K.dtype == torch.float32
+        assert weight_K.shape == (k,)
+        assert weight_K.is_contiguous()
+        assert k % _LANES == 0
         self._library.dockyard_rms_norm(x_MK.data_ptr(), weight_K.data_ptr(), eps, m, k, out.data_ptr())
         return out
 
     def rope_(self, x_MHD: Tensor, rope: Rope, positions_M: Tensor) -> None:
         m, heads, d = x_MHD.shape
+        assert rope.table.shape[1] == d
+        assert positions_M.dtype == torch.int64
+        assert len(positions_M) == m
         self._library.dockyard_rope(
             x_MHD.data_ptr(), rope.table.data_ptr(), positions_M.data_ptr(), m, heads, d
         )
 
     def silu_mul(self, gate_MK: Tensor, up_MK: Tensor) -> Tensor:
+        assert gate_MK.shape == up_MK.shape
+        assert gate_MK.numel() % _LANES == 0
         self._library.dockyard_silu_mul(gate_MK.data_ptr(), up_MK.data_ptr(), gate_MK.numel())
         return gate_MK
 
     def store_kv(self, cache: Tensor, rows: Rows, k_MGD: Tensor, v_MGD: Tensor) -> None:
         paging = _paging(cache, rows, heads=k_MGD.shape[1])
+        assert k_MGD.shape == v_MGD.shape == (len(rows.positions), *cache.shape[3:])
         self._library.dockyard_store_kv(
             ctypes.byref(paging), k_MGD.data_ptr(), v_MGD.data_ptr(), k_MGD.shape[0]
         )
@@ -71,6 +92,12 @@ class CpuOperations:
     def paged_attention(self, q_MHD: Tensor, cache: Tensor, rows: Rows, scale: float) -> Tensor:
         out = torch.empty_like(q_MHD)
         paging = _paging(cache, rows, heads=q_MHD.shape[1])
+        m, heads, d = q_MHD.shape
+        assert m == len(rows.positions)
+        assert heads % cache.shape[3] == 0
+        assert d == cache.shape[4]
+        assert d % _LANES == 0
+        assert d <= _MAX_HEAD
         status = self._library.dockyard_paged_attention(
             ctypes.byref(paging), q_MHD.data_ptr(), q_MHD.shape[0], scale, out.data_ptr(), self._threads
         )
@@ -79,12 +106,24 @@ class CpuOperations:
         return out
 
 
+def _check_weight(weight: Weight, columns: int) -> None:
+    """The memory behind a weight is as large as its numbers say."""
+    assert weight.columns == columns
+    assert len(weight.data) == weight.rows
+    assert weight.data.dtype == (torch.float32 if weight.format == "f32" else torch.uint8)
+    assert weight.data.shape[1] * weight.data.element_size() * 32 == columns * _BLOCK_BYTES[weight.format]
+
+
 def _row_bytes(weight: Weight) -> int:
     return weight.data.stride(0) * weight.data.element_size()
 
 
 def _paging(cache: Tensor, rows: Rows, heads: int) -> CPaging:
     _, _, block, kv_heads, d = cache.shape
+    assert cache.dtype == torch.float32
+    assert rows.tables.dtype == torch.int32
+    assert rows.positions.dtype == rows.sequences.dtype == torch.int64
+    assert len(rows.positions) == len(rows.sequences)
     return CPaging(
         cache.data_ptr(), rows.tables.data_ptr(), rows.sequences.data_ptr(), rows.positions.data_ptr(),
         rows.tables.shape[1], block, kv_heads, heads, d,

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+from gguf import GGMLQuantizationType as Format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_gguf import write_tiny_gguf
@@ -110,7 +112,16 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
         ({"llama.block_count": 0}, "block_count"),
         ({"llama.attention.head_count": 0}, "head_count"),
         ({"llama.attention.head_count_kv": 3}, "head_count_kv"),
-        ({"llama.rope.dimension_count": 8}, "head"),
+        ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8, expected a multiple of 16"),
+        ({"llama.embedding_length": 80}, "embedding_length is 80, expected a multiple of 32"),
+        ({"llama.feed_forward_length": 16_416}, "feed_forward_length is 16416, expected .* up to 16384"),
+        (
+            {"llama.attention.head_count": 1, "llama.attention.head_count_kv": 1},
+            "head_count .* is 16, expected",
+        ),
+        ({"llama.rope.scaling.type": "yarn"}, "'llama.rope.scaling.type' is 'yarn'"),
+        ({"llama.attention.key_length": 32}, "'llama.attention.key_length' is 32"),
+        ({"llama.expert_count": 8}, "'llama.expert_count' is 8: a variant"),
         ({"llama.block_count": "two"}, "block_count"),
         ({"llama.context_length": 2**31}, "context_length"),
         ({"llama.attention.layer_norm_rms_epsilon": "small"}, "epsilon"),
@@ -126,6 +137,43 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
 def test_a_value_that_cannot_be_is_named(tmp_path: Path, metadata: dict[str, object], words: str) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", metadata=metadata)
     with pytest.raises(BrokenModelFile, match=words):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"llama.rope.scaling.type": "none"}, {"llama.attention.key_length": 16}]
+)
+def test_a_value_that_changes_nothing_is_taken(tmp_path: Path, metadata: dict[str, object]) -> None:
+    load(write_tiny_gguf(tmp_path / "m.gguf", metadata=metadata))
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "rope_freqs.weight", "blk.2.attn_norm.weight"])
+def test_a_tensor_without_use_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", added={name: (64,)})
+    with pytest.raises(BrokenModelFile, match=f"no use in this family: '{name}'"):
+        load(path)
+
+
+@pytest.mark.parametrize("form", [Format.Q4_1, Format.Q8_0, Format.BF16])
+@pytest.mark.parametrize("name", ["output_norm.weight", "blk.1.ffn_norm.weight"])
+def test_a_norm_in_another_format_is_refused(tmp_path: Path, name: str, form: Format) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", formats={name: form})
+    with pytest.raises(BrokenModelFile, match=f"'{name}' is {form.name}; supported: F32, F16"):
+        load(path)
+
+
+def test_a_norm_in_half_precision_is_converted(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", formats={"output_norm.weight": Format.F16})
+    assert load_model(str(path), threads=1, operations="torch")._norm.dtype == torch.float32
+
+
+def test_arrays_of_arrays_without_end_are_refused(tmp_path: Path) -> None:
+    of_one_array = (9).to_bytes(4, "little") + (1).to_bytes(8, "little")
+    key = (1).to_bytes(8, "little") + b"k" + (9).to_bytes(4, "little")
+    start = b"GGUF" + (3).to_bytes(4, "little") + bytes(8) + (1).to_bytes(8, "little")
+    path = tmp_path / "deep.gguf"
+    path.write_bytes(start + key + of_one_array * 5000)
+    with pytest.raises(BrokenModelFile, match=r"deep\.gguf"):
         load(path)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from engine_runs import drain, finish, small_engine
-from tiny_gguf import EOS, TOKENS, byte_ids
+from tiny_gguf import EOS, TOKENS, byte_ids, write_tiny_gguf
 
 from engine import Engine, Request, SamplingParams
 from engine.chat.tokenizer import ChatTokenizer
@@ -154,17 +154,24 @@ def test_a_small_cache_bounds_the_positions(tiny_model: Path, cpu_library: Path)
     assert small_engine(tiny_model, kv_cache_bytes=1 << 20, block_tokens=2000).max_positions == 512
 
 
-def test_the_fingerprint_names_the_weights_and_not_the_file(tiny_model: Path, tmp_path: Path) -> None:
-    same, other = tmp_path / "copy.gguf", tmp_path / "other.gguf"
+def test_the_fingerprint_names_the_weights_and_not_the_file(
+    tiny_model: Path, tmp_path: Path, cpu_library: Path
+) -> None:
     data = tiny_model.read_bytes()
-    same.write_bytes(data)
-    # Other weights behind the same header, beyond the part that is read whole.
-    other.write_bytes(data + bytes(4 << 20) + b"weights" * 30_000)
-    longer = tmp_path / "longer.gguf"
-    longer.write_bytes(data + bytes(4 << 20) + b"WEIGHTS" * 30_000)
-    marks = [small_engine(path).fingerprint for path in (tiny_model, same, other, longer)]
-    assert marks[0] == marks[1]
-    assert len(set(marks)) == 3
+
+    def mark(content: bytes) -> str:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.gguf"
+        path.write_bytes(content)
+        return small_engine(path).fingerprint
+
+    same = small_engine(tiny_model).fingerprint
+    assert mark(data) == mark(data + b"padding") == same
+    assert mark(data.replace(b"assistant", b"ASSISTANT")) == same  # in the chat template
+    changed = bytearray(data)
+    changed[-40] ^= 1  # in the last tensor, before its padding
+    assert mark(bytes(changed)) != same
+    base = write_tiny_gguf(tmp_path / "base.gguf", metadata={"llama.rope.freq_base": 5000.0})
+    assert small_engine(base).fingerprint != same  # other KV of the same weights
 
 
 def test_priority_goes_first(tiny_model: Path, cpu_library: Path) -> None:
