@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from gateway.chat_reply import ChoiceResult, ReplyHead
 from gateway.chat_request import ChatRequest, parse_chat, prepare_chat
 from gateway.metrics import GatewayMetrics
 from gateway.service import ChatService, Delta
-from gateway.worker_pace import SetPace, is_this_host, parse_pace
+from gateway.worker_pace import SetPace, is_json, is_this_host, parse_pace
 from protocol.errors import InvalidInput
 from protocol.ids import new_id
 
@@ -25,6 +25,7 @@ _STATUS = {
     "invalid": 400,
     "forbidden": 403,
     "not_found": 404,
+    "unsupported": 415,
     "overloaded": 429,
     "lost": 503,
     "internal": 500,
@@ -33,6 +34,7 @@ _TYPES = {
     "invalid": "invalid_request_error",
     "forbidden": "permission_error",
     "not_found": "not_found_error",
+    "unsupported": "invalid_request_error",
     "overloaded": "rate_limit_exceeded",
 }
 
@@ -53,13 +55,7 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
     async def chat_completions(request: Request) -> Response:
         try:
             body = await _body(request, service.config.max_body_bytes)
-            chat = prepare_chat(
-                parse_chat(body),
-                service.model.template,
-                service.model.tokenizer,
-                service.model.max_positions,
-                service.config,
-            )
+            chat = await asyncio.to_thread(_prepared, body, service)  # seconds, for a long conversation
         except InvalidRequest as error:
             return _error("invalid", str(error), error.parameter)
         head = ReplyHead(new_id("req").replace("req-", "chatcmpl-"), int(time.time()), service.model.name)
@@ -95,6 +91,10 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
     async def pace(request: Request, role: str) -> Response:
         if not is_this_host(request.client.host if request.client else None):
             return _error("forbidden", "a worker's pace is set from the gateway's own host")
+        if "origin" in request.headers:
+            return _error("forbidden", "a worker's pace is not set from a web page", "origin")
+        if not is_json(request.headers.get("content-type", "")):
+            return _error("unsupported", "send content-type: application/json", "content-type")
         try:
             factor = parse_pace(await _body(request, service.config.max_body_bytes))
             await set_pace(role, factor)
@@ -111,6 +111,13 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
     app.add_api_route("/dockyard/status", status, methods=["GET"])
     app.add_api_route("/dockyard/workers/{role}/pace", pace, methods=["POST"])
     return app
+
+
+def _prepared(body: bytes, service: ChatService) -> ChatRequest:
+    model = service.model
+    return prepare_chat(
+        parse_chat(body), model.template, model.tokenizer, model.max_positions, service.config
+    )
 
 
 async def _stream_response(
@@ -169,12 +176,12 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> R
     gone = asyncio.create_task(_wait_until_gone(request))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else None
+        return task.result() if task.done() else None
     finally:
-        for pending in (task, gone):
-            pending.cancel()
-            with suppress(asyncio.CancelledError, RequestFailed):
-                await pending
+        # Both are cancelled before either is waited for: none outlives an error of the other.
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _wait_until_gone(request: Request) -> None:

@@ -1,6 +1,9 @@
 """A chat completion request: parsed once, checked, unknown keys ignored (clients send many).
 
 Source: OpenAI API reference, chat completions. `dockyard` is our extension: forced text for replays.
+
+`model` is not looked at: the one model that is served answers to every name, since agents' side requests name
+models that exist only elsewhere. The reply's `model` says which one has answered.
 """
 
 import secrets
@@ -10,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from engine.chat.prompt import encode_messages
 from engine.chat.template import ChatTemplate
 from engine.chat.tokenizer import ChatTokenizer
 from engine.errors import InvalidRequest
@@ -32,7 +36,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class Extension(msgspec.Struct):
-    """Ours. `forced_text`: run these tokens through the engine instead of choosing any."""
+    """Ours. `forced_text`: run its tokens through the engine instead of choosing any; ordinary text only."""
 
     forced_text: str | None = None
 
@@ -82,9 +86,15 @@ def prepare_chat(
     max_positions: int,
     config: GatewayConfig,
 ) -> ChatRequest:
-    """Render, tokenise and check against the model's limits. Raises InvalidRequest."""
-    prompt = tokenizer.encode(template.render([_message(m) for m in _nonempty(body.messages)]))
-    forced = _forced_ids(body, tokenizer)
+    """Render, tokenise and check against the model's limits. Raises InvalidRequest.
+
+    Blocks, for seconds where a message has megabytes and the model as many positions, and without bound in
+    the template, which is a program of the model file: not for an event loop.
+    """
+    messages = [_message(m) for m in _nonempty(body.messages)]
+    _check_length("messages", sum(len(m["content"]) for m in messages), tokenizer, max_positions)
+    prompt = encode_messages(messages, template, tokenizer)
+    forced = _forced_ids(body, tokenizer, max_positions)
     room = max_positions - len(prompt)
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     needed = len(forced) or (1 if asked is None else asked)
@@ -129,10 +139,22 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     return {"role": message.role, "content": content or ""}
 
 
-def _forced_ids(body: ChatBody, tokenizer: ChatTokenizer) -> tuple[int, ...]:
+def _check_length(parameter: str, count: int, tokenizer: ChatTokenizer, max_positions: int) -> None:
+    """Refuses text that cannot fit whatever its tokens are, before any time goes into it."""
+    if count > max_positions * tokenizer.longest:
+        raise InvalidRequest(
+            f"{parameter}: {count} characters; the model has {max_positions} positions, "
+            f"of {tokenizer.longest} characters at most",
+            parameter=parameter, hint="shorten it",
+        )  # fmt: skip
+
+
+def _forced_ids(body: ChatBody, tokenizer: ChatTokenizer, max_positions: int) -> tuple[int, ...]:
     if body.dockyard is None or body.dockyard.forced_text is None:
         return ()
-    ids = tokenizer.encode(body.dockyard.forced_text)
+    text = body.dockyard.forced_text
+    _check_length("dockyard.forced_text", len(text), tokenizer, max_positions)
+    ids = tokenizer.encode_text(text)
     if not ids:
         raise InvalidRequest("forced_text is empty", parameter="dockyard.forced_text")
     return tuple(ids)

@@ -1,7 +1,8 @@
 """Slowing a worker down on purpose, to compare what a run would be with what it then is.
 
 `POST /dockyard/workers/{role}/pace` with `{"factor": 2.0}`: every step of that worker takes twice its time,
-until the next such call. It answers to this host alone, whatever address the gateway listens on.
+until the next such call. It answers to this host alone, whatever address the gateway listens on, and not to
+pages in a browser of this host: those send an `Origin`, and cannot send JSON without asking first.
 """
 
 import ipaddress
@@ -32,6 +33,11 @@ def parse_pace(body: bytes) -> float:
         raise InvalidRequest(
             f"pace: {error}", parameter="factor", hint=f'send {{"factor": 2.0}}, from 1 to {MAX_FACTOR:g}'
         ) from error
+
+
+def is_json(content_type: str) -> bool:
+    """Whether a `content-type` header says JSON, with or without parameters."""
+    return content_type.partition(";")[0].strip().lower() == "application/json"
 
 
 def is_this_host(address: str | None) -> bool:

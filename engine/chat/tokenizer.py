@@ -1,6 +1,7 @@
 """The byte-level BPE tokenizer that a GGUF file carries, run by the `tokenizers` library."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
@@ -14,14 +15,40 @@ _USER_DEFINED = 4
 
 
 class ChatTokenizer:
-    """Text to ids and back. Thread-safe."""
+    """Text to ids and back. Thread-safe.
 
-    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
+    `tokenizer` takes the strings of control tokens for text; `control` says which they are. `longest` is the
+    number of characters of the longest token of text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos_id: int, control: Mapping[str, int], longest: int) -> None:
         self._tokenizer = tokenizer
+        self._control = dict(control)
+        by_length = sorted(control, key=len, reverse=True)  # where two begin alike, the longer one counts
+        self._split = re.compile(f"({'|'.join(map(re.escape, by_length))})" if control else "(?!)")
         self.eos_id = eos_id
+        self.longest = longest
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of the text; control tokens such as `<|im_start|>` are recognised. Adds none of its own."""
+    @property
+    def control(self) -> Collection[str]:
+        """The strings of the control tokens."""
+        return self._control.keys()
+
+    def encode(self, text: str, *, omit: str = "") -> list[int]:
+        """Ids of the text; control tokens such as `<|im_start|>` are recognised. Adds none of its own.
+
+        `omit` is left out of the text, after the control tokens have been recognised.
+        """
+        ids: list[int] = []
+        for part in self._split.split(text):
+            if (control := self._control.get(part)) is not None:
+                ids.append(control)
+            elif part:
+                ids += self.encode_text(part.replace(omit, "") if omit else part)
+        return ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of ordinary text: `<|im_end|>` is ten characters in it, and no control token."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -47,12 +74,18 @@ def tokenizer_from_gguf(file: GgufFile) -> ChatTokenizer:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )  # pyright: ignore[reportAttributeAccessIssue] - the stubs declare the property read-only
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    special = [t for t, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
-    added = [AddedToken(token, normalized=False, special=True) for token in special]
-    tokenizer.add_special_tokens(added)  # pyright: ignore[reportUnknownMemberType]
-    return ChatTokenizer(
-        tokenizer, file.integer("tokenizer.ggml.eos_token_id", least=0, most=len(tokens) - 1)
-    )
+    control = {t: ids[t] for t, kind in zip(tokens, types, strict=True) if kind == _CONTROL and t}
+    user_defined = [t for t, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
+    tokenizer.add_special_tokens(_added(control, special=True))  # pyright: ignore[reportUnknownMemberType]
+    tokenizer.add_tokens(_added(user_defined, special=False))  # pyright: ignore[reportUnknownMemberType]
+    tokenizer.encode_special_tokens = True  # as text; ChatTokenizer finds them itself
+    longest = max((len(token) for token in ids.keys() - control.keys()), default=1)
+    eos_id = file.integer("tokenizer.ggml.eos_token_id", least=0, most=len(tokens) - 1)
+    return ChatTokenizer(tokenizer, eos_id, control, longest)
+
+
+def _added(tokens: Iterable[str], *, special: bool) -> list[AddedToken]:
+    return [AddedToken(token, normalized=False, special=special) for token in tokens]
 
 
 def _pair(file: GgufFile, merge: str, ids: Mapping[str, int]) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """The route that slows a worker: what it passes on, what it refuses, and to whom it answers."""
 
 import asyncio
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,8 @@ from gateway.config import GatewayConfig
 from gateway.service import ChatService
 from gateway.worker_pace import is_this_host, parse_pace
 from protocol.errors import InvalidInput
+
+JSON = {"content-type": "application/json"}
 
 
 class Workers:
@@ -32,7 +35,11 @@ async def no_status() -> dict[str, Any]:
 
 
 def post(
-    workers: Workers, role: str, body: bytes, client: tuple[str, int] = ("127.0.0.1", 1)
+    workers: Workers,
+    role: str,
+    body: bytes,
+    client: tuple[str, int] = ("127.0.0.1", 1),
+    headers: Mapping[str, str] = JSON,
 ) -> httpx.Response:
     service = SimpleNamespace(model=SimpleNamespace(name="tiny"), config=GatewayConfig(), client=None)
     app = create_app(cast(ChatService, service), no_status, workers.set_pace)
@@ -40,7 +47,7 @@ def post(
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app, client=client)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-            return await http.post(f"/dockyard/workers/{role}/pace", content=body)
+            return await http.post(f"/dockyard/workers/{role}/pace", content=body, headers=headers)
 
     return asyncio.run(send())
 
@@ -77,6 +84,22 @@ def test_only_this_host_may_set_a_pace(address: str):
     workers = Workers()
     assert post(workers, "decode", b'{"factor": 2}', (address, 1)).status_code == 403
     assert workers.paces == {}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 415),
+        ({"content-type": "text/plain"}, 415),
+        ({**JSON, "origin": "http://gateway"}, 403),
+        ({**JSON, "origin": "null"}, 403),
+        ({"content-type": "Application/JSON; charset=utf-8"}, 200),
+    ],
+)
+def test_a_web_page_may_not_set_a_pace(headers: dict[str, str], status: int):
+    workers = Workers()
+    assert post(workers, "decode", b'{"factor": 2}', headers=headers).status_code == status
+    assert bool(workers.paces) == (status == 200)
 
 
 @pytest.mark.parametrize(
