@@ -2,8 +2,8 @@
 
 An agent's intervals follow each other in program order; that order needs no edge. Times are integer
 nanoseconds of one host's CLOCK_MONOTONIC, so that the segments of a critical path sum exactly.
-The gateway emits the `model.*` intervals, the sandbox side `tool.*` and `sandbox.*`, the team runtime the
-rest: any harness is traced without a change to it.
+The team runtime writes all intervals. It takes those of `model.*` from the timeline in the gateway's reply,
+and measures `tool.*` and `sandbox.*` around its own calls; harnesses that it does not run are not traced.
 """
 
 from dataclasses import dataclass, field

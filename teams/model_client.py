@@ -92,7 +92,7 @@ class _Ledger(BaseModel):
 
 
 class HttpModelClient:
-    """`ModelClient` over chat completions. The API key carries who is asking: `dk-RUN.AGENT`.
+    """`ModelClient` over chat completions. The API key travels with each request.
 
     `base_url` ends in `/v1`. `timeout_s` bounds one call. Close it, or use it as an async context manager.
     `tls`: how to trust an https endpoint; making one reads all certificates of the host, so share it.
@@ -204,8 +204,8 @@ def http_models(
 ) -> Callable[[str], ModelClient]:
     """Clients for the agents of one team run.
 
-    Without an `api_key` each agent has its own, `dk-RUN.AGENT`, by which the gateway knows who asks; a
-    foreign endpoint gets the key that its owner gave.
+    Without an `api_key` each agent has its own, `dk-RUN.AGENT`, which travels with every request; the gateway
+    does not read it yet. A foreign endpoint gets the key that its owner gave.
     """
 
     # Here, before the run: made for each agent, it would stop the whole team for 30 ms and more a spawn.
