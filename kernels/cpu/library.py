@@ -55,10 +55,11 @@ def available() -> bool:
 @lru_cache(maxsize=1)
 def load() -> ctypes.CDLL:
     """The library with its signatures set. Raises OSError when it has not been built."""
-    return _open(library_path())
+    return open_library(library_path())
 
 
-def _open(path: Path) -> ctypes.CDLL:
+def open_library(path: Path) -> ctypes.CDLL:
+    """The library at a path, its signatures set."""
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)

@@ -92,6 +92,14 @@ static void panel(const float *w, const float *x, int64_t m, int64_t k, vec *acc
     }
 }
 
+/* GROUP may be smaller than a vector. */
+static void group_sums(const vec *acc, float *sums) {
+    if (GROUP % LANES == 0)
+        for (int c = 0; c < GROUP; c += LANES) store(sums + c, horizontal_sums(acc + c));
+    else
+        for (int c = 0; c < GROUP; c++) sums[c] = horizontal_sum(acc[c]);
+}
+
 /* GROUP weight rows from `row` on, for all of x. Rows past the end repeat the last one and are not written. */
 static void weight_group(const struct weight *w, int64_t row, const float *x, int64_t m, int64_t k, float *buffer) {
     const int64_t n = w->rows - row < GROUP ? w->rows - row : GROUP;
@@ -102,7 +110,7 @@ static void weight_group(const struct weight *w, int64_t row, const float *x, in
         panel(buffer, x + r * k, rows, k, acc);
         for (int64_t i = 0; i < rows; i++) {
             float sums[GROUP];
-            for (int c = 0; c < GROUP; c += LANES) store(sums + c, horizontal_sums(acc + i * GROUP + c));
+            group_sums(acc + i * GROUP, sums);
             memcpy(w->out + (r + i) * w->rows + row, sums, (size_t)n * sizeof(float));
         }
     }

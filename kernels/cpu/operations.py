@@ -22,8 +22,8 @@ class CpuOperations:
 
     name = "c"
 
-    def __init__(self, threads: int) -> None:
-        self._library = load()
+    def __init__(self, threads: int, library: ctypes.CDLL | None = None) -> None:
+        self._library = library or load()
         self._threads = threads
 
     def gather(self, table: Weight, ids: Tensor) -> Tensor:

@@ -13,10 +13,12 @@
 #include <immintrin.h>
 #endif
 
+#if !defined(LANES) /* a test sets it, to run the wide form on a narrow processor */
 #if defined(__AVX512F__)
 #define LANES 16
 #else
 #define LANES 8
+#endif
 #endif
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
@@ -30,7 +32,7 @@ static inline vec load(const float *p) {
 
 /* Keeps a value that several products share out of their memory operands. */
 static inline vec in_register(vec v) {
-#if defined(__x86_64__)
+#if (defined(__AVX512F__) && LANES == 16) || (defined(__AVX2__) && LANES == 8)
     __asm__("" : "+v"(v));
 #endif
     return v;
@@ -87,11 +89,11 @@ static inline vec horizontal_sums(const vec *v) {
 
 /* The low and the high nibbles of LANES bytes as floats. GCC 12 splits the portable form into scalars. */
 static inline void unpack_nibbles(const uint8_t *p, vec *low, vec *high) {
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && LANES == 16
     const __m512i q = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
     *low = (vec)_mm512_cvtepi32_ps(_mm512_and_si512(q, _mm512_set1_epi32(15)));
     *high = (vec)_mm512_cvtepi32_ps(_mm512_srli_epi32(q, 4));
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && LANES == 8
     const __m256i q = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
     *low = (vec)_mm256_cvtepi32_ps(_mm256_and_si256(q, _mm256_set1_epi32(15)));
     *high = (vec)_mm256_cvtepi32_ps(_mm256_srli_epi32(q, 4));
