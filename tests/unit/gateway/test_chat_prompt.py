@@ -1,4 +1,4 @@
-"""A prompt's control tokens are the template's: no message writes one, and ordinary prompts stay as they were."""
+"""Prompts: what a message says stays a message, whatever it says."""
 
 import asyncio
 import threading
