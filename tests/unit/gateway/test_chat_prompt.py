@@ -1,4 +1,4 @@
-"""Prompts: what a message says stays a message, whatever it says."""
+"""Control tokens of a prompt are the template's: no message writes one; others stay as they were."""
 
 import asyncio
 import threading
