@@ -20,7 +20,7 @@ UrlOption = Annotated[
     ),
 ]
 
-progress = Console(stderr=True, highlight=False)  # progress never mixes with results
+progress = Console(stderr=True, highlight=False, soft_wrap=True)  # progress never mixes with results
 output = Console(highlight=False, soft_wrap=True)
 
 

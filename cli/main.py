@@ -11,11 +11,13 @@ import typer
 
 from cli import chat, demo, doctor, evals, sandboxes, serve, teams
 from cli.console import fail, progress
-from cluster.server import Stopped
+from cluster.lifeline import Stopped
 from protocol.errors import DockyardError
 
 # Typer carries its own copy of click and does not export the root of its usage errors.
 _UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+_INTERRUPTED = 128 + signal.SIGINT
 
 app = typer.Typer(
     name="dockyard",
@@ -55,8 +57,9 @@ def run(arguments: list[str]) -> int:
     except Stopped as stopped:
         return 128 + stopped.number
     except (KeyboardInterrupt, typer.Abort):
+        result = _INTERRUPTED  # which is also what typer makes of Ctrl-C in most places
+    if result == _INTERRUPTED:
         progress.print("interrupted; everything it started has ended")
-        return 128 + signal.SIGINT
     return result if isinstance(result, int) else 0
 
 

@@ -36,7 +36,9 @@ def run_command(
     ) as box:  # fmt: skip
         result = box.commands.run(command if len(command) > 1 else command[0], timeout_s=timeout_s)
     if as_json:
-        print_json(asdict(result))
+        texts = {"stdout": result.stdout, "stderr": result.stderr}
+        rest = {k: v for k, v in asdict(result).items() if k not in ("stdout_bytes", "stderr_bytes")}
+        print_json({**rest, **texts})
     else:
         typer.echo(result.stdout, nl=False)
         typer.echo(result.stderr, nl=False, err=True)

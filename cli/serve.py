@@ -2,21 +2,21 @@
 
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.console import JsonFlag, output, print_json, show, step
-from cluster import server
 from cluster.background import start_in_background
 from cluster.config import DockyardConfig, load_config
-from cluster.deployment import Deployment
 from cluster.health import machine_summary
-from cluster.lifeline import die_with_parent
-from cluster.server import Stopped
+from cluster.lifeline import Stopped, die_with_parent
 from cluster.state import StateFolder, end_deployment, is_alive
 from cluster.status import live_status
 from sandbox.audit import sweep
+
+if TYPE_CHECKING:
+    from cluster.deployment import Deployment
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="A YAML file with the configuration tree.")
@@ -46,6 +46,8 @@ def serve(
 
     Example: dockyard serve smollm2 --port 8000
     """
+    from cluster import server  # brings torch, Ray and the gateway, which no other command needs
+
     if with_parent:
         die_with_parent(with_parent)
     settings = resolve(config, model, port, host, monolithic)
@@ -123,7 +125,7 @@ def resolve(
     )
 
 
-def _announce(url: str, deployment: Deployment, as_json: bool) -> None:
+def _announce(url: str, deployment: "Deployment", as_json: bool) -> None:
     workers = [{"role": w.name, "pid": w.pid} for w in deployment.workers]
     if as_json:
         print_json({"url": url, "id": deployment.id, "model": deployment.model.name, "workers": workers})
@@ -138,7 +140,8 @@ def _status_text(value: dict[str, Any]) -> str:
         lines.append("no deployment is running; start one with: dockyard up")
     for deployment in value["deployments"]:
         lines.append(
-            f"{deployment['model']} at {deployment['url']} (id {deployment['id']}, pid {deployment['pid']})"
+            f"{deployment['model']} at {deployment['url'] or '(loading)'} "
+            f"(id {deployment['id']}, pid {deployment['pid']})"
         )
         lines += [
             f"  {w['role']}: pid {w['pid']}, {w['kind']}, {w['rows']} rows in {w['steps']} steps"

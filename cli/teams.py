@@ -67,9 +67,12 @@ def run(
     """Run a team. Bug tasks replay their recording on the live stack, or run live with --model.
 
     Example: dockyard team run h11
+
     Example: dockyard team run h11 --model http://127.0.0.1:9000/v1 --model-name my-model
     """
     settings = load_config()
+    if model is None and not task.startswith("HumanEval/"):
+        _require_recording(task)
     bench = Workbench.open(settings)
     with _where(settings, model, model_name, api_key, url) as at:
         if task.startswith("HumanEval/"):
@@ -81,13 +84,17 @@ def run(
     return 0 if report.solved and not report.diverged else 1
 
 
-async def run_replay(bench: Workbench, name: str, at: ModelAt) -> TeamReport:
-    """Replay a shipped task's recording through the live engine."""
+def _require_recording(name: str) -> None:
+    """Before anything is started. Raises InvalidInput."""
     if name not in recipe_names():
         raise InvalidInput(
             f"no recording for task {name!r}",
             hint=f"recorded: {', '.join(recipe_names())}; else give --model",
         )
+
+
+async def run_replay(bench: Workbench, name: str, at: ModelAt) -> TeamReport:
+    """Replay a shipped task's recording through the live engine."""
     task = await team_bugs.open_task(name, bench.state.cache, bench.boxes())
     options = bench.options(name, step)
     models = bench.models(at, options.run_id)

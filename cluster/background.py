@@ -3,10 +3,10 @@
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -42,13 +42,14 @@ def running_server(config: DockyardConfig) -> Generator[RunningServer]:
     Blocks until it serves and until it has ended; it ends too when this process is killed. Raises the error
     that the server printed.
     """
-    with tempfile.TemporaryDirectory(prefix="dockyard-serve-") as folder:
-        process = _spawn(config, Path(folder), detached=False)
-        try:
-            ready = _first_line(process, Path(folder) / "log", config.ray.start_timeout_s)
-            yield RunningServer(ready["url"], process.pid, tuple(ready["workers"]))
-        finally:
-            _end(process)
+    folder = _log_folder(StateFolder(config.state_dir))
+    process = _spawn(config, folder, detached=False)
+    try:
+        ready = _first_line(process, folder / "log", config.ray.start_timeout_s)
+        yield RunningServer(ready["url"], process.pid, tuple(ready["workers"]))
+    finally:
+        _end(process)
+    shutil.rmtree(folder, ignore_errors=True)  # kept where something went wrong
 
 
 def start_in_background(config: DockyardConfig) -> DeploymentRecord:
@@ -57,8 +58,7 @@ def start_in_background(config: DockyardConfig) -> DeploymentRecord:
     Raises ServerFailed, and then has ended what it started.
     """
     state = StateFolder(config.state_dir)
-    folder = state.logs / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-    folder.mkdir()
+    folder = _log_folder(state)
     process = _spawn(config, folder, detached=True)
     try:
         _first_line(process, folder / "log", config.ray.start_timeout_s)
@@ -69,6 +69,12 @@ def start_in_background(config: DockyardConfig) -> DeploymentRecord:
         _end(process)
         raise
     return mine[0]
+
+
+def _log_folder(state: StateFolder) -> Path:
+    folder = state.logs / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    folder.mkdir()
+    return folder
 
 
 def _spawn(config: DockyardConfig, folder: Path, *, detached: bool) -> "subprocess.Popen[str]":
@@ -94,11 +100,13 @@ def _first_line(process: "subprocess.Popen[str]", log: Path, timeout_s: float) -
     assert process.stdout is not None
     killer = threading.Timer(timeout_s, process.kill)  # which ends the line that is waited for
     killer.start()
-    line = process.stdout.readline()
-    killer.cancel()
+    try:
+        line = process.stdout.readline()
+    finally:
+        killer.cancel()  # or its thread keeps an interrupted command alive
     if not line:
         late = f" within {timeout_s:g} s" if process.wait() == -signal.SIGKILL else ""
-        raise ServerFailed(f"the server did not start{late}: {_last_line(log)}")
+        raise ServerFailed(f"the server did not start{late}: {_last_line(log)}", hint=f"its log: {log}")
     value = json.loads(line)
     if "error" in value:
         process.wait()
@@ -117,7 +125,9 @@ def _end(process: "subprocess.Popen[str]") -> None:
         process.send_signal(signal.SIGTERM)
         killer = threading.Timer(_STOP_S, process.kill)
         killer.start()
-        process.wait()
-        killer.cancel()
+        try:
+            process.wait()
+        finally:
+            killer.cancel()
     if process.stdout is not None:
         process.stdout.close()

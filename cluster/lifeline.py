@@ -1,10 +1,18 @@
-"""Ends a child process when its parent does, so that a killed command leaves no server behind."""
+"""How a process is told to end: by a signal, or because its parent has ended."""
 
 import ctypes
 import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+
+
+class Stopped(BaseException):
+    """A signal asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 def die_with_parent(parent: int) -> None:

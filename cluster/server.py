@@ -15,6 +15,7 @@ import uvicorn
 from actors.token_client import TokenClient
 from cluster.config import DockyardConfig
 from cluster.deployment import Deployment, deployed
+from cluster.lifeline import Stopped
 from cluster.state import DeploymentRecord, StateFolder, started_at
 from gateway.app import create_app
 from gateway.service import ChatService
@@ -23,14 +24,6 @@ from protocol.errors import DockyardError, ResourceShortage
 
 class WorkerLost(DockyardError):
     """A worker's process has ended by itself."""
-
-
-class Stopped(BaseException):
-    """A signal asked this process to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
 
 
 Ready = Callable[[str, Deployment], None]

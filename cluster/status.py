@@ -35,6 +35,8 @@ def running_url(config: DockyardConfig) -> str | None:
 def required_url(config: DockyardConfig, url: str | None) -> str:
     """The given endpoint's root, else the running deployment's. Raises InvalidInput where there is none."""
     found = url or running_url(config)
+    if found is None and any(is_alive(record) for record in StateFolder(config.state_dir).records()):
+        raise InvalidInput("the deployment is still loading its model", hint="try again in a moment")
     if found is None:
         raise InvalidInput(
             f"no deployment of {config.model} is running", hint="start one with: dockyard up, or give --url"
