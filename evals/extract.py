@@ -97,6 +97,9 @@ def _returns(source: str) -> bool:
     return False
 
 
+_MAX_CUTS = 32  # each parses the text again, and a text that faults at every line would need them all
+
+
 def _longest_program(text: str) -> str:
     """`text` without the end that keeps it from being Python: prose after code, a block cut at its limit.
 
@@ -104,16 +107,30 @@ def _longest_program(text: str) -> str:
     """
     lines = text.splitlines()
     end = len(lines)
-    while end > 0:
-        source = "\n".join(lines[:end])
-        fault = fault_line(source)
+    for _ in range(_MAX_CUTS):
+        if end <= 0:
+            return text
+        fault = fault_line("\n".join(lines[:end]))
         if fault is None:
-            return source
-        # What lies before the fault parsed so far: no longer prefix can help, so long texts cost few tries.
+            return "\n".join(lines[:end])
+        # What lies before the fault parsed so far: no longer prefix can help, so most texts cost few tries.
         end = min(end, fault) - 1
         while end > 0 and not lines[end][:1].strip():
             end -= 1
-    return text
+    return _searched_program(lines[:end]) or text
+
+
+def _searched_program(lines: list[str]) -> str:
+    """The longest prefix that is Python, taking it that the shorter ones are too: code, then faults."""
+    ends = [0, *(n for n in range(1, len(lines)) if lines[n][:1].strip()), len(lines)]
+    good, bad = 0, len(ends)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if fault_line("\n".join(lines[: ends[middle]])) is None:
+            good = middle
+        else:
+            bad = middle
+    return "\n".join(lines[: ends[good]])
 
 
 def _dedent(block: str) -> str:

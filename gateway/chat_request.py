@@ -77,6 +77,8 @@ def parse_chat(body: bytes) -> ChatBody:
         raise InvalidRequest(str(error), parameter=_field_of(str(error))) from error
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not JSON: {error}", parameter="body") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply", parameter="body") from error
 
 
 def prepare_chat(

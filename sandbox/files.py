@@ -200,7 +200,13 @@ class Files:
             directory = pending.pop()
             if directory.count("/") >= MAX_DEPTH:
                 raise _file_error(Trouble.TOO_DEEP, posixpath.join(root, directory))
-            for entry in self.list(posixpath.join(root, directory)):
+            try:
+                entries = self.list(posixpath.join(root, directory))
+            except FileMissing:
+                if not directory:
+                    raise
+                continue  # the sandbox removed it since its parent was read
+            for entry in entries:
                 num_entries += 1
                 if num_entries > MAX_ENTRIES:
                     raise _file_error(errno.EFBIG, root)
@@ -232,6 +238,10 @@ def _settled(future: Future[int]) -> bool:
 def _absolute(path: str) -> str:
     if path == "" or "\0" in path:
         raise InvalidArgument(f"path={path!r} is not usable")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"path={path!r} holds half of a surrogate pair") from error
     place = posixpath.join(WORKDIR, path)
     if len(os.fsencode(place)) >= 4096:
         raise InvalidArgument(f"path of {len(place)} characters is too long", hint="at most 4095 bytes")

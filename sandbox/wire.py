@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
+from sandbox.errors import InvalidArgument
+
 WIRE_VERSION = 1
 MAX_CHUNK_BYTES = 1 << 20  # of file content in one frame
 MAX_INPUT_BYTES = 1 << 16  # of standard input in one frame
@@ -157,4 +159,9 @@ def decode_entry(payload: bytes) -> Entry:
 
 
 def _path(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape") + b"\0"
+    try:
+        return text.encode("utf-8", "surrogateescape") + b"\0"
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"{text!r} holds half of a surrogate pair, which no system call takes"
+        ) from error

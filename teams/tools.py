@@ -109,13 +109,22 @@ def parse_action(text: str) -> Action:
     if len(blocks) != 1:
         raise ActionError(f"your answer holds {len(blocks)} action blocks, write exactly one ```action block")
     try:
-        return _ADAPTER.validate_python(json.loads(blocks[0], strict=False))
+        blocks[0].encode()  # half a surrogate pair cannot be written to a file or sent to a sandbox
+        value = json.loads(blocks[0], strict=False)
+        json.dumps(value, ensure_ascii=False).encode()  # nor one that was written as an escape
+        return _ADAPTER.validate_python(value)
     except json.JSONDecodeError as error:
         raise ActionError(f"the action is not valid JSON: {error.msg} at character {error.pos}") from error
+    except UnicodeEncodeError as error:
+        raise ActionError("the action holds half of a surrogate pair, which is no character") from error
+    except RecursionError as error:
+        raise ActionError("the action is nested too deeply") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "action"
         raise ActionError(f"{where}: {first['msg']}") from error
+    except ValueError as error:  # numbers of thousands of digits
+        raise ActionError(f"the action holds a value that cannot be read: {error}") from error
 
 
 def clip(text: str, limit: int = OBSERVATION_CHARS) -> str:

@@ -79,7 +79,7 @@ def read_report(data: bytes) -> dict[str, TestState]:
     text = _plain_text(data)
     try:
         root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, LookupError, ValueError, RecursionError) as error:
         raise ReportError(f"the report is not valid XML: {error}") from error
     states: dict[str, TestState] = {}
     for case in root.iter("testcase"):

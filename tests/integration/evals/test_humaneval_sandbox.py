@@ -69,6 +69,19 @@ def test_bad_programs_end_with_their_own_verdict(grade, program, verdict, detail
     assert detail in result.detail
 
 
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        "import builtins\nbuiltins.compile = lambda *a, **k: compile('def check(c): pass', 'x', 'exec')\n",
+        "import builtins\nbuiltins.exec = lambda code, names=None: names.update(check=lambda c: None)\n",
+        "import sys, types\nclass M(types.ModuleType):\n    check = property(lambda self: lambda c: None)\n"
+        "sys.modules['program'].__class__ = M\n",
+    ],
+)
+def test_replaced_builtins_and_modules_do_not_forge_a_pass(grade, forgery):
+    assert grade(f"{forgery}def f(x):\n    return 0\n").verdict == "failed"
+
+
 def test_a_child_that_stays_behind_does_not_hold_the_verdict(grade):
     program = f"import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n{RIGHT}"
     assert grade(program).verdict == "passed"

@@ -100,3 +100,8 @@ def test_a_long_reply_of_prose_costs_few_parses():
     code = "def f(x):\n    return x * x\n"
     assert run(code + "and so it goes on, line by line\n" * 3_000) == 9
     assert run(code + "x = (\n" * 3_000) == 9
+
+
+def test_a_reply_that_faults_at_each_line_costs_few_parses():
+    """Each `@x` is a decorator without a function, so every cut moves the fault by one line."""
+    extract_program("@x\n" * 30_000, PROBLEM)

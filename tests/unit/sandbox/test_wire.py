@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox.errors import InvalidArgument
 from sandbox.wire import (
     MAX_PAYLOAD_BYTES,
     Frame,
@@ -66,3 +67,8 @@ def test_an_unknown_type_is_other():
 
 def test_done_is_a_native_integer():
     assert decode_done(struct.pack("=I", 1001)) == 1001
+
+
+def test_half_a_surrogate_pair_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgument, match="surrogate"):
+        exec_payload(["echo", "a\ud800"], "/", {}, with_input=False)

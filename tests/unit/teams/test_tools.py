@@ -51,6 +51,20 @@ def test_no_text_of_a_model_breaks_the_parser(text):
             parse_action(candidate)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"do": ' + "[" * 200_000,
+        '{"do": "run", "cmd": "true", "timeout_s": ' + "9" * 5_000 + "}",
+        '{"do": "write", "path": "a\\ud800", "content": ""}',
+        '{"do": "write", "path": "a", "content": "\\ud800"}',
+    ],
+)
+def test_what_cannot_be_carried_out_gets_advice_too(body):
+    with pytest.raises(ActionError):
+        parse_action(f"```action\n{body}\n```")
+
+
 @given(st.text(max_size=5_000), st.integers(120, 2_000))
 def test_clipped_text_keeps_head_and_tail_and_its_bound(text, limit):
     short = clip(text, limit)
