@@ -94,7 +94,7 @@ def deployed(config: DockyardConfig, state: StateFolder) -> Generator[Deployment
         stack.callback(os.chdir, Path.cwd())
         os.chdir(scratch)
         _start_ray(config, scratch, deployment_id)
-        stack.callback(lambda: end_processes(list(marked_processes(deployment_id))))
+        stack.callback(lambda: end_processes(_others(deployment_id, scratch)))
         stack.callback(ray_api.stop)
         pending = _launch(plan, scratch)
         workers = tuple(stack.enter_context(_running(p, config.ray.start_timeout_s)) for p in pending)
@@ -170,6 +170,11 @@ def _running(pending: PendingEngine, timeout_s: float) -> Generator[EngineHandle
     finally:
         with suppress(Exception):  # it may have died, or be in a long step; `stop` has ended its process
             handle.stop()
+
+
+def _others(deployment_id: str, scratch: Path) -> list[psutil.Process]:
+    """What of the deployment still runs, this process apart, which stands in its folder too."""
+    return [p for p in marked_processes(deployment_id, str(scratch)) if p.pid != os.getpid()]
 
 
 def _short_folder() -> str | None:

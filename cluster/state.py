@@ -15,6 +15,7 @@ import psutil
 
 MARK = "DOCKYARD_DEPLOYMENT"
 _GRACE_S = 5.0
+_ROUNDS = 3  # what is ended may have started something meanwhile
 _TEARDOWN_S = 45.0  # of the workers and of Ray on a busy machine; a quiet one takes three seconds
 
 
@@ -110,9 +111,12 @@ def end_deployment(state: StateFolder, record: DeploymentRecord, drain_s: float)
         _signal(server, signal.SIGTERM)
         # It drains, then ends its workers and Ray, and only then itself: killed early, it would leave both.
         end_processes(_wait([server], drain_s + _TEARDOWN_S))
-    leftovers = list(marked_processes(record.id))
-    ended += [f"process {process.pid} ({_name(process)}) of {record.id}" for process in leftovers]
-    end_processes(leftovers)
+    for _ in range(_ROUNDS):
+        leftovers = list(marked_processes(record.id, record.scratch))
+        if not leftovers:
+            break
+        ended += [f"process {process.pid} ({_name(process)}) of {record.id}" for process in leftovers]
+        end_processes(leftovers)
     if Path(record.scratch).exists():
         shutil.rmtree(record.scratch, ignore_errors=True)
         if server is None:
@@ -121,11 +125,17 @@ def end_deployment(state: StateFolder, record: DeploymentRecord, drain_s: float)
     return ended
 
 
-def marked_processes(deployment_id: str) -> Iterator[psutil.Process]:
-    """Processes that carry the deployment's id in their environment."""
+def marked_processes(deployment_id: str, scratch: str = "") -> Iterator[psutil.Process]:
+    """Processes that carry the deployment's id in their environment, or stand in its scratch folder.
+
+    Ray writes its processes' titles over their environment, so that the folder is all that tells them.
+    """
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == deployment_id and process.status() != psutil.STATUS_ZOMBIE:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            inside = bool(scratch) and process.cwd().startswith(scratch)
+            if inside or process.environ().get(MARK) == deployment_id:
                 yield process
         except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             continue
