@@ -1,5 +1,6 @@
 """One engine with its loop and its socket. Knows nothing of Ray: hand-offs leave through a callable."""
 
+import hashlib
 import logging
 import queue
 import threading
@@ -25,6 +26,7 @@ from protocol.wire import Abort, Failed, FromEngine, Submit, Tokens
 HandOver = Callable[[Handoff], None]
 """Gives a hand-off away. Whatever it raises ends that request, with `refuse`."""
 _MAX_WITHDRAWN = 4096  # far more than hand-offs can be on their way at once
+_BALLAST = bytes(64 << 10)  # some 0.1 ms of hashing
 
 _log = logging.getLogger(__name__)
 
@@ -47,28 +49,39 @@ class _Call:
 
 
 class EngineWorker:
-    """The engine's thread owns the engine; every other thread talks to it through the inbox."""
+    """The engine's thread owns the engine; every other thread talks to it through the inbox.
+
+    It also builds it. Each thread that has ever entered a parallel region of OpenMP keeps helpers of its own
+    (libgomp), and once there are more of them than cores, none spins for the next region any more: waking
+    them then takes longer than the work of a decode step (7 ms a token became 13).
+    """
 
     def __init__(self, config: EngineConfig, socket_path: Path, hand_over: HandOver | None = None) -> None:
-        self.engine = Engine(config)
+        """Blocks until the model is loaded; raises as `Engine`."""
         self._hand_over = hand_over
         self._clock = SystemClock()
         self._inbox: queue.SimpleQueue[Submit | Abort | _Gone | _Call | None] = queue.SimpleQueue()
         self._server = TokenServer(
             socket_path, self._inbox.put, lambda client: self._inbox.put(_Gone(client))
         )
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._gate = threading.Lock()  # between `call` and the end of the loop
         self._ended = ""  # why no call is answered any more
         self._owned: set[str] = set()  # requests whose client waits for this worker
         # Requests, and clients, that were given up while a hand-off of theirs may have been on its way.
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
         self._pace = 1.0
+        built: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(config, built), name="engine", daemon=True)
+        self._thread.start()
+        built.result()
 
     def start(self) -> None:
         """Blocks until the socket accepts connections."""
-        self._server.start()
-        self._thread.start()
+        try:
+            self._server.start()
+        except BaseException:
+            self._inbox.put(None)
+            raise
 
     def stop(self) -> None:
         """End both threads; requests in flight get no answer. Blocks for at most one step."""
@@ -109,17 +122,30 @@ class EngineWorker:
         self._server.send([failed])
 
     def set_pace(self, factor: float) -> None:
-        """Stretch every step to `factor` times its length: 2.0 halves the speed. For experiments."""
+        """Stretch every step to `factor` times its length: 2.0 halves the speed. For experiments.
+
+        The engine's thread stays busy meanwhile, as that of a slower engine would. A pause instead gives its
+        core away, and the step after it then takes longer than one in a row of them: the speed would be less
+        than half, by how much depends on the machine.
+        """
         self._pace = factor
 
-    def _run(self) -> None:
+    def _run(self, config: EngineConfig, built: "Future[None]") -> None:
+        _resolve(lambda: self._build(config), built)
+        if built.exception() is None:
+            self._loop()
+
+    def _build(self, config: EngineConfig) -> None:
+        self.engine = Engine(config)
+
+    def _loop(self) -> None:
         reason = "the worker has been stopped"
         try:
             while self._take_messages():
                 started = time.perf_counter()
                 result = self.engine.step()
                 if self._pace > 1.0 and result.num_rows:
-                    time.sleep((time.perf_counter() - started) * (self._pace - 1.0))
+                    _stay_busy((time.perf_counter() - started) * (self._pace - 1.0))
                 self._publish(result)
         except Exception as error:  # whatever it is, every request must end
             _log.exception("the engine's loop has ended")
@@ -210,6 +236,13 @@ class EngineWorker:
         except Exception as error:  # a full object store, say: it ends this request, and no other
             _log.warning("the hand-off of %s has failed", request_id, exc_info=error)
             self.refuse(request_id, error)
+
+
+def _stay_busy(seconds: float) -> None:
+    """Keep this thread's core busy without holding the interpreter's lock: hashing lets go of it."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        hashlib.blake2b(_BALLAST)
 
 
 def _resolve(function: Callable[[], Any], done: "Future[Any]") -> None:

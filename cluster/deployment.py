@@ -132,8 +132,10 @@ def _start_ray(config: DockyardConfig, scratch: Path, deployment_id: str) -> Non
         RAY_USAGE_STATS_ENABLED="0",
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN_PATH=str(token),
-        # Threads that wait for work sleep: with two workers on few cores, spinning costs the other a core.
-        OMP_WAIT_POLICY="PASSIVE",
+        # Threads that wait for their next part of a step spin for a moment, then sleep. To wake them at each
+        # of some hundred parts takes as long as the work; to spin for long (libgomp's own choice is 300,000
+        # turns) takes the cores from the other worker, which halves what both do together.
+        GOMP_SPINCOUNT="2000",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # leave the accelerators' variables as they are
     )
     ray_api.start(
