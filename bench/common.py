@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -20,6 +21,7 @@ from bench import neighbours
 
 MAX_PRESSURE = 20.0  # percent of the last ten seconds in which some thread waited for a core
 MAX_OTHERS = 0.10  # of all cores
+CALM_S = 30.0  # is waited for
 
 _PRESSURE = Path("/proc/pressure/cpu")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -55,10 +57,17 @@ class Comparison:
 
 
 class Surroundings:
-    """What a bench ran on and beside. Make it before anything heavy starts."""
+    """What a bench ran on and beside. Make it before anything heavy starts.
+
+    Waits, at most half a minute, for what ran before to die down: the ten seconds that pressure is taken over
+    may still hold a test or another bench.
+    """
 
     def __init__(self, packages: Sequence[str]) -> None:
         self._packages = packages
+        calm_by_s = time.monotonic() + CALM_S
+        while (cpu_pressure() or 0.0) > MAX_PRESSURE and time.monotonic() < calm_by_s:
+            time.sleep(1.0)
         self._pressure, self._load = cpu_pressure(), os.getloadavg()[0]
         self._before = neighbours.sample()
 

@@ -5,13 +5,13 @@ and decode, real sandboxes. In each round a baseline, then
 
 - 2 s of sleep in a tool on the path: the makespan grows by 2 s, charged to that tool;
 - the same sleep in a tool with at least 3 s of slack: the makespan stays;
-- decoding at half speed: the makespan is what the baseline's what-if foretold. (A worker that pauses between
-  steps also takes its steps slower, so the pace that halves the speed is measured first, on single requests.)
+- decoding at half speed: the makespan is what the baseline's what-if foretold.
 
 `--quick` runs rounds of a short team (`bench.short_team`) for as long as two minutes allow. The full form
-runs more of them, and two rounds of the shipped recording with its hidden tests. The order within a round
-goes back and forth. State of the prefix cache: one run that is not counted comes first, so all find every
-prefix of theirs in it.
+runs more of them, and rounds of the shipped recording with its hidden tests. The order within a round goes
+back and forth. Two runs that are not counted come first: every prefix is then in the cache, and nothing
+starts for the first time. Each worker computes on one thread, which leaves a core to tools and harness:
+else each tool that runs beside a model call slows it, and the model's time repeats less well.
 """
 
 import asyncio
@@ -23,8 +23,17 @@ from statistics import mean, median
 from typing import Any, Literal
 
 from bench import common, neighbours, short_team
-from bench.critical_path_verdict import SLEEP_S, Figures, Part, Round, baseline_spread_s, runs_of, verdict
-from bench.half_speed import HALF, ROLE, HalfSpeed, find_half_speed
+from bench.critical_path_verdict import (
+    SLEEP_S,
+    Figures,
+    Growth,
+    Part,
+    Round,
+    baseline_spread_s,
+    runs_of,
+    verdict,
+)
+from bench.half_speed import HALF, ROLE, HalfSpeed, measure_half_speed
 from bench.team_counts import Counts, counts_of, recorded_counts
 from bench.team_replays import Replay, ReplayStack, Tool, replay_stack, tool_of, whole_recording
 from bench.team_report import PACKAGES, Finding, report
@@ -36,7 +45,7 @@ Variant = Literal["baseline", "on_path", "in_slack", "slow_decode"]
 VARIANTS: tuple[Variant, ...] = ("on_path", "in_slack", "slow_decode")
 
 QUICK_S = 112.0  # of the two minutes; the rest is for ending the server
-QUICK_ROUNDS, FULL_ROUNDS, WHOLE_ROUNDS = 2, 7, 2
+QUICK_ROUNDS, FULL_ROUNDS, WHOLE_ROUNDS = 2, 7, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,7 @@ class Team:
     sleeps: Mapping[Tool, float]  # in every run
     hidden_tests: bool
     has_digests: bool  # else those of the first run are what the others must repeat
+    growth: Growth  # by which its sleeps are judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +68,11 @@ class Measured:
     rounds: tuple[Round, ...]
     counts: Counts  # of the last baseline
     half_speed: HalfSpeed
+    growth: Growth
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return verdict(self.rounds)
+        return verdict(self.rounds, self.growth)
 
     @property
     def grows_s(self) -> float:
@@ -77,7 +88,7 @@ class Measured:
 def short() -> Team:
     return Team(
         short_team.short_recording(), short_team.ON_PATH, short_team.IN_SLACK, short_team.SLEEPS,
-        hidden_tests=False, has_digests=False,
+        hidden_tests=False, has_digests=False, growth="makespan",
     )  # fmt: skip
 
 
@@ -85,7 +96,7 @@ def whole() -> Team:
     recording = whole_recording()
     return Team(
         recording, tool_of(recording, "mender", 11), tool_of(recording, "lead", 6), {},
-        hidden_tests=True, has_digests=True,
+        hidden_tests=True, has_digests=True, growth="apart_from_model",
     )  # fmt: skip
 
 
@@ -108,25 +119,26 @@ class Deadline:
 
 
 async def measure(stack: ReplayStack, team: Team, label: str, rounds: int, deadline: Deadline) -> Measured:
-    """One uncounted run, then the rounds: the first always whole, runs of later ones if they still fit."""
+    """Uncounted runs, then the rounds: the first always whole, runs of later ones if they still fit."""
     first = await _run(stack, team, "baseline", f"{label}-first")
     if not team.has_digests:
         team = replace(team, recording=with_digests(team.recording, first.replay.outcome.result.transcript))
-    half = await find_half_speed(stack)
-    common.progress(f"{label}: a pace of {half.pace:.2f} halves the speed of decoding")
+    await _run(stack, team, "baseline", f"{label}-second")
+    half = await measure_half_speed(stack)
+    common.progress(f"{label}: at half speed a token takes {half.ratio:.2f} times as long")
     done: list[Round] = []
     counts = counts_of(first.replay.dag)
     for number in range(rounds):
         found = dict[Variant, Watched]()
         for variant in ("baseline", *VARIANTS[:: 1 if number % 2 == 0 else -1]):
             if number == 0 or deadline.allows(_expected_s(variant, done[0])):
-                found[variant] = await _run(stack, team, variant, f"{label}-{number}-{variant}", half.pace)
+                found[variant] = await _run(stack, team, variant, f"{label}-{number}-{variant}")
         if "baseline" not in found:
             break
         counts = counts_of(found["baseline"].replay.dag)
         figures = {variant: _figures(run, team) for variant, run in found.items()}
         done.append(Round(figures["baseline"], *(figures.get(variant) for variant in VARIANTS)))
-    return Measured(tuple(done), counts, half)
+    return Measured(tuple(done), counts, half, team.growth)
 
 
 def _expected_s(variant: Variant, known: Round) -> float:
@@ -134,15 +146,13 @@ def _expected_s(variant: Variant, known: Round) -> float:
     return figures.wall_s * 1.1
 
 
-async def _run(
-    stack: ReplayStack, team: Team, variant: Variant, label: str, slow_pace: float = HALF
-) -> Watched:
+async def _run(stack: ReplayStack, team: Team, variant: Variant, label: str) -> Watched:
     sleeps = dict(team.sleeps)
     if variant == "on_path":
         sleeps[team.on_path] = SLEEP_S
     elif variant == "in_slack":
         sleeps[team.in_slack] = SLEEP_S
-    await stack.set_pace(ROLE, slow_pace if variant == "slow_decode" else 1.0)
+    await stack.set_pace(ROLE, HALF if variant == "slow_decode" else 1.0)
     before = neighbours.sample()
     try:
         replay = await stack.replay(team.recording, label, sleeps, hidden_tests=team.hidden_tests)
@@ -177,7 +187,9 @@ def _figures(run: Watched, team: Team) -> Figures:
 
 async def bench(quick: bool, start_s: float) -> dict[str, Measured]:
     """The measurements, by the name of their recording."""
-    async with replay_stack(load_config()) as stack:
+    config = load_config()
+    one_thread = config.workers.model_copy(update={"threads": 1})
+    async with replay_stack(config.model_copy(update={"workers": one_thread})) as stack:
         if quick:
             return {"short": await measure(stack, short(), "short", QUICK_ROUNDS, Deadline(start_s, QUICK_S))}
         unbounded = Deadline(start_s, None)
@@ -191,6 +203,7 @@ def detail(measured: Mapping[str, Measured]) -> dict[str, Any]:
     """Everything behind the verdict."""
     return {
         name: {
+            "sleeps_judged_by": each.growth,
             "parts": [asdict(part) for part in each.parts],
             "baseline_s": median(r.baseline.makespan_s for r in each.rounds),
             "baseline_spread_s": baseline_spread_s(each.rounds),

@@ -17,10 +17,11 @@ ON_PATH = Tool("mender", "wc -l h11/_readers.py")
 IN_SLACK = Tool("lead", "ls h11")
 _CASES = Tool("tester", "ls h11/tests")
 
-SLACK_S = 3.0
+SLACK_S = 5.0
 SLEEPS: Mapping[Tool, float] = {_CASES: SLACK_S}
 """In every run, the baseline too: the lead's tool and its next answer run beside this sleep, so that the tool
-has as much slack, and what the mender does afterwards on top."""
+has as much slack, and what the mender does afterwards on top. It also ends before this sleep does when it is
+itself slowed: else that answer would run beside others, and slow them, in some runs and not in the rest."""
 
 
 def short_recording() -> Recording:

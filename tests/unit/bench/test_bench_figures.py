@@ -1,6 +1,4 @@
-"""The small sums of the benches: quantiles, timelines, paces, noise, and who used the machine."""
-
-import math
+"""The small sums of the benches: quantiles, timelines, noise, and who used the machine."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +7,6 @@ from hypothesis import strategies as st
 from bench import common
 from bench.common import MAX_OTHERS, MAX_PRESSURE, Surroundings, parse
 from bench.demo_overhead import quantiles, share_of
-from bench.half_speed import pace_for_half
 from bench.model_calls import Ledger, Reply, Span, Usage, call_of
 from bench.neighbours import Sample, sample, share
 from bench.team_report import Finding, report
@@ -52,20 +49,6 @@ def test_a_calls_latency_is_split_by_its_timeline():
     assert (call.prompt_tokens, call.completion_tokens) == (10, 4)
 
 
-def test_the_pace_halves_the_speed_of_a_worker_whose_pauses_cost_nothing():
-    assert pace_for_half(30.0, 60.0) == 2.0
-
-
-@given(st.floats(1.0, 100.0), st.floats(0.5, 1.9))
-def test_the_pace_makes_a_token_take_twice_its_time(full_ms, penalty):
-    paced_ms = 2.0 * full_ms * penalty  # a step after a pause takes `penalty` of its time
-    assert math.isclose(pace_for_half(full_ms, paced_ms) * full_ms * penalty, 2.0 * full_ms)
-
-
-def test_a_pace_never_hastens():
-    assert pace_for_half(10.0, 100.0) == 1.0
-
-
 def test_others_are_what_is_busy_and_not_own():
     before, after = Sample(0.0, 100.0, 10.0), Sample(10.0, 105.0, 12.0)
     cores = after.at_s and share(Sample(0.0, 0.0, 0.0), Sample(1.0, 1.0, 0.0)) ** -1
@@ -97,9 +80,17 @@ def test_samples_only_grow():
 )
 def test_noise_makes_a_verdict_void(pressure, others, noisy, monkeypatch):
     monkeypatch.setattr(common, "cpu_pressure", lambda: pressure)
+    monkeypatch.setattr(common, "CALM_S", 0.0)
     said = report(Finding("speed", 1.0, "s", 2.0, True), Surroundings(()), others, {"more": 1})
     assert (said["met"], said["noisy"], said["more"]) == (None if noisy else True, noisy, 1)
     assert said["env"]["others"] == others
+
+
+def test_a_bench_waits_until_the_machine_is_calm(monkeypatch):
+    readings = iter([90.0, 30.0, 1.0, 2.0])
+    monkeypatch.setattr(common, "cpu_pressure", lambda: next(readings))
+    monkeypatch.setattr(common.time, "sleep", lambda seconds: None)
+    assert Surroundings(()).describe()["cpu_pressure"] == 2.0
 
 
 def test_the_stable_fields_come_first():

@@ -82,6 +82,14 @@ def test_growth_of_the_model_is_told_apart():
     assert verdict([replace(TRUE, on_path=on_path)])[0].found["apart_from_model_s"] == pytest.approx(2.0)
 
 
+def test_where_model_time_does_not_repeat_the_rest_of_the_path_is_judged():
+    slower_model = replace(TRUE, on_path=lasting(12.9, path_tool_s=2.01, model_s=6.9))
+    assert not verdict([slower_model])[0].met
+    assert verdict([slower_model], "apart_from_model")[0].met
+    longer_path = replace(TRUE, in_slack=lasting(10.5))
+    assert not verdict([longer_path], "apart_from_model")[1].met
+
+
 def test_runs_that_time_cut_off_are_left_out():
     assert len(runs_of([TRUE, Round(BASE)])) == 5
     assert met(TRUE, Round(BASE)) == [True] * 4
