@@ -49,4 +49,9 @@ def fail(error: DockyardError, as_json: bool) -> None:
     progress.print(f"[red]dockyard:[/red] {type(error).__name__}: ", end="")
     progress.print(str(error), markup=False)
     if as_json:
-        print_json({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
+        print_json_error(type(error).__name__, error.message, error.hint)
+
+
+def print_json_error(kind: str, message: str, hint: str) -> None:
+    """The machine's answer where there is no result."""
+    print_json({"error": {"type": kind, "message": message, "hint": hint}})

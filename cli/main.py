@@ -10,7 +10,7 @@ import sys
 import typer
 
 from cli import chat, demo, doctor, evals, sandboxes, serve, teams
-from cli.console import fail, progress
+from cli.console import fail, print_json_error, progress
 from cluster.lifeline import Stopped
 from protocol.errors import DockyardError
 
@@ -49,10 +49,12 @@ def run(arguments: list[str]) -> int:
     try:
         result = app(arguments, standalone_mode=False)
     except DockyardError as error:
-        fail(error, "--json" in arguments)
+        fail(error, _wants_json(arguments))
         return error.exit_code
     except _UsageError as error:
         error.show()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        if _wants_json(arguments):
+            print_json_error("UsageError", _message(error), "add --help to see what there is")
         return 2
     except Stopped as stopped:
         return 128 + stopped.number
@@ -61,6 +63,17 @@ def run(arguments: list[str]) -> int:
     if result == _INTERRUPTED:
         progress.print("interrupted; everything it started has ended")
     return result if isinstance(result, int) else 0
+
+
+def _wants_json(arguments: list[str]) -> bool:
+    """What follows `--` is a sandbox's command, with flags of its own."""
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in ours
+
+
+def _message(error: Exception) -> str:
+    """click's sentence without its frame."""
+    return str(getattr(error, "message", "")) or str(error) or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -100,3 +100,20 @@ def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[s
     text = capsys.readouterr().out
     assert "Example: " in text
     assert not command or "--json" in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["serve", "--nope"], ["nope"], ["sandbox", "run"], ["serve", "no-such"]]
+)
+def test_machines_get_every_error_as_one_object(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*arguments, "--json"]) == 2
+    said = json.loads(capsys.readouterr().out)["error"]
+    assert said["message"]
+    assert said["hint"]
+
+
+def test_a_flag_of_a_sandboxs_command_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sandbox", "run", "--nope", "--", "ls", "--json"]) == 2
+    assert capsys.readouterr().out == ""
