@@ -44,11 +44,14 @@ V4 = Dialect(gap="", block="tool_calls")
 
 
 def render_calls(calls: tuple[ToolCall, ...], dialect: Dialect) -> str:
-    """The block of all calls of one turn. Raises InvalidRequest for a name that no tag can hold."""
+    """The block of all calls of one turn; a call without arguments holds an empty line.
+
+    Raises InvalidRequest for a name that no tag can hold.
+    """
     lines = [dialect.opening(dialect.block) + ">"]
     for call in calls:
         lines.append(f'{dialect.opening("invoke")} name="{_name(call.name)}">')
-        lines += [_parameter(name, value, dialect) for name, value in call.arguments.items()]
+        lines.append("\n".join(_parameter(name, value, dialect) for name, value in call.arguments.items()))
         lines.append(dialect.closing("invoke"))
     return "\n".join([*lines, dialect.closing(dialect.block)])
 
