@@ -24,10 +24,11 @@ TORCH = "2.13.0"
 SYSTEM = {
     "bwrap": ("bubblewrap", "no `function` sandboxes"),
     "crun": ("crun", "no `container` sandboxes by crun"),
+    "runc": ("runc", "no `container` sandboxes by runc"),
     "ip": ("iproute2", "no networked sandboxes"),
     "gcc": ("gcc", "the model runs on PyTorch, several times slower, and no sandbox can start"),
 }
-DEBIAN = ("bubblewrap", "crun", "iproute2", "gcc", "libc6-dev", "libbpf-dev", "clang")
+DEBIAN = ("bubblewrap", "crun", "runc", "iproute2", "gcc", "libc6-dev", "libbpf-dev", "clang")
 
 
 class SetupError(Exception):

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,8 @@ def test_a_failed_start_says_why_and_leaves_nothing(create, tmp_path: Path, monk
 def test_runc_works_like_crun(create):
     if os.geteuid() != 0:
         pytest.skip("substrate 'container' needs root")
+    if shutil.which("runc") is None:
+        pytest.skip("runc is not installed; `make setup` does so where it may")
     box = create(substrate="container", runtime="runc", memory_mb=64, pids=40)
     assert box.commands.run("python3 -V").ok
     assert box.commands.run(["python3", "-c", "x = bytearray(500 << 20)"]).reason == "oom"
