@@ -15,16 +15,21 @@ from torch import Tensor
 from kernels.rope import rope_frequencies
 
 WeightFormat = Literal["f32", "q4_1", "q8_0"]
+Profile = Literal["exact", "fast"]
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A matrix [rows, columns] as its file stores it: uint8 [rows, row_bytes], or float32 [N, K]."""
+    """A matrix [rows, columns] as its file stores it: uint8 [rows, row_bytes], or float32 [N, K].
+
+    Packed, it is uint8 [ceil(rows / 16), 16 row_bytes] in the order of kernels/cpu/packing.py.
+    """
 
     data: Tensor
     rows: int
     columns: int
     format: WeightFormat
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,11 @@ class Operations(Protocol):
     """float32 on one device. Not thread-safe; every call blocks until its result is there."""
 
     name: str
+    profile: Profile
+
+    def prepare(self, weight: Weight) -> Weight:
+        """A weight as `linear` reads it fastest, made once, at load. `gather` takes it unprepared."""
+        ...
 
     def gather(self, table: Weight, ids: Tensor) -> Tensor:
         """Rows `ids` (int64 [M]) of the table, [M, K]."""
@@ -81,14 +91,16 @@ class Operations(Protocol):
         ...
 
 
-def select_operations(threads: int, kind: Literal["auto", "c", "torch"] = "auto") -> Operations:
+def select_operations(
+    threads: int, kind: Literal["auto", "c", "torch"] = "auto", profile: Profile = "exact"
+) -> Operations:
     """The C library where it has been built, else PyTorch. `c` insists and raises MissingCapability."""
     from kernels.cpu import library
 
     if kind != "torch" and library.available():
         from kernels.cpu.operations import CpuOperations
 
-        return CpuOperations(threads)
+        return CpuOperations(threads, profile)
     if kind == "c":
         from protocol.errors import MissingCapability
 
@@ -96,4 +108,4 @@ def select_operations(threads: int, kind: Literal["auto", "c", "torch"] = "auto"
     from kernels.torch_operations import TorchOperations
 
     torch.set_num_threads(threads)
-    return TorchOperations()
+    return TorchOperations(profile)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.operations import Rope, Rows, Weight
+from kernels.int8_product import int8_product
+from kernels.operations import Profile, Rope, Rows, Weight
 from kernels.paged_attention import paged_attention
 from kernels.q4_1_gemv import dequantise_q4_1, q4_1_gemv
 from kernels.rms_norm import rms_norm
@@ -26,12 +27,23 @@ class TorchOperations:
 
     name = "torch"
 
+    def __init__(self, profile: Profile = "exact") -> None:
+        self.profile: Profile = profile
+
+    def prepare(self, weight: Weight) -> Weight:
+        return weight
+
     def gather(self, table: Weight, ids: Tensor) -> Tensor:
         picked = Weight(table.data[ids], len(ids), table.columns, table.format)
         return dequantize(picked)
 
     def linear(self, x_MK: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
-        return [self._product(x_MK, weight) for weight in weights]
+        return [
+            int8_product(x_MK, weight)
+            if self.profile == "fast" and weight.format != "f32"
+            else self._product(x_MK, weight)
+            for weight in weights
+        ]
 
     def rms_norm(self, x_MK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
         return rms_norm(x_MK, weight_K, eps)

@@ -109,9 +109,10 @@ class LlamaModel:
         weights = WeightReader(file)
         self._embedding = weights.matrix("token_embd.weight", v, c)
         tied = "output.weight" not in file.tensors
-        self._head = self._embedding if tied else weights.matrix("output.weight", v, c)
+        head = self._embedding if tied else weights.matrix("output.weight", v, c)
+        self._head = operations.prepare(head)
         self._norm = weights.vector("output_norm.weight", c)
-        self._layers = [_layer(weights, config, index) for index in range(config.num_layers)]
+        self._layers = [_layer(weights, operations, config, index) for index in range(config.num_layers)]
         weights.check_all_taken()
         self._rope = Rope.of(config.rope_theta, config.head_channels, config.max_positions)
 
@@ -168,9 +169,9 @@ class LlamaModel:
         return self.head(hidden[-1:])[0] if last_only else self.head(hidden)
 
 
-def _layer(weights: WeightReader, config: LlamaConfig, index: int) -> LlamaLayer:
+def _layer(weights: WeightReader, operations: Operations, config: LlamaConfig, index: int) -> LlamaLayer:
     def weight(name: str, rows: int, columns: int) -> Weight:
-        return weights.matrix(f"blk.{index}.{name}.weight", rows, columns)
+        return operations.prepare(weights.matrix(f"blk.{index}.{name}.weight", rows, columns))
 
     c, f = config.channels, config.feed_forward
     q, kv = config.num_heads * config.head_channels, config.num_kv_heads * config.head_channels

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from protocol.errors import DockyardError, MissingCapability
 
-SOURCES = ("linear.c", "pointwise.c", "attention.c")
-HEADERS = ("vector.h",)
+SOURCES = ("linear.c", "int8.c", "pointwise.c", "attention.c")
+HEADERS = ("vector.h", "dot.h", "weight.h")
 FLAGS = (
     "-O3",
     "-march=native",

@@ -8,7 +8,7 @@ from kernels.cpu.build import library_path
 
 
 class CWeight(ctypes.Structure):
-    """`struct weight` of linear.c."""
+    """`struct weight` of weight.h."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -38,6 +38,7 @@ class CPaging(ctypes.Structure):
 _P, _I32, _I64, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "dockyard_linear": (_I32, (_P, _I32, _P, _I64, _I64, _I32)),
+    "dockyard_linear_int8": (_I32, (_P, _I32, _P, _I64, _I64, _I32)),
     "dockyard_gather": (None, (_P, _I64, _I32, _P, _I64, _I64, _P)),
     "dockyard_rms_norm": (None, (_P, _P, _F, _I64, _I64, _P)),
     "dockyard_rope": (None, (_P, _P, _P, _I64, _I64, _I64)),

@@ -7,18 +7,10 @@
 #include <stdlib.h>
 
 #include "vector.h"
+#include "weight.h"
 
-enum format { F32 = 0, Q4_1 = 3, Q8_0 = 8 }; /* the numbers that GGML gives to its types */
 /* A group of weight rows is dequantised at a time; 12 rows by 256 columns of x are 12 KiB. */
-enum { BLOCK = 32, GROUP = 8, PANEL = 12, TILE_M = 3, STRETCH = 256, MAX_K = 16384 };
-
-struct weight {
-    const uint8_t *data; /* N rows of row_bytes */
-    float *out;          /* [M, N] */
-    int64_t rows;        /* N */
-    int64_t row_bytes;
-    int32_t format;
-};
+enum { GROUP = 8, PANEL = 12, TILE_M = 3, STRETCH = 256, MAX_K = 16384 };
 
 static inline float half_to_float(const uint8_t *p) {
     _Float16 h;
@@ -122,9 +114,8 @@ static void weight_group(const struct weight *w, int64_t row, const float *x, in
 int dockyard_linear(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
                     int32_t threads) {
     if (k % BLOCK != 0 || k > MAX_K || k <= 0) return -1;
-    int64_t groups = 0;
+    const int64_t groups = num_groups(weights, count, GROUP);
     int failed = 0;
-    for (int32_t i = 0; i < count; i++) groups += (weights[i].rows + GROUP - 1) / GROUP;
 #pragma omp parallel num_threads(threads)
     {
         float *buffer = aligned_alloc(64, (size_t)(GROUP * k) * sizeof(float));
@@ -135,14 +126,9 @@ int dockyard_linear(const struct weight *weights, int32_t count, const float *x,
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < groups; t++) {
             if (buffer == NULL) continue;
-            int64_t local = t;
-            int32_t i = 0;
-            for (;; i++) {
-                const int64_t own = (weights[i].rows + GROUP - 1) / GROUP;
-                if (local < own) break;
-                local -= own;
-            }
-            weight_group(&weights[i], local * GROUP, x, m, k, buffer);
+            int64_t group = t;
+            const struct weight *w = owner(weights, GROUP, &group);
+            weight_group(w, group * GROUP, x, m, k, buffer);
         }
         free(buffer);
     }

@@ -2,12 +2,14 @@
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.cpu.library import CPaging, CWeight, load
-from kernels.operations import Rope, Rows, Weight
+from kernels.cpu.packing import GROUP_ROWS, pack
+from kernels.operations import Profile, Rope, Rows, Weight
 
 _FORMATS = {"f32": 0, "q4_1": 3, "q8_0": 8}
 _LANES, _MAX_HEAD = 16, 512  # of the widest vectors, of one head
@@ -22,11 +24,18 @@ class CpuOperations:
 
     name = "c"
 
-    def __init__(self, threads: int, library: ctypes.CDLL | None = None) -> None:
+    def __init__(
+        self, threads: int, profile: Profile = "exact", *, library: ctypes.CDLL | None = None
+    ) -> None:
+        self.profile: Profile = profile
         self._library = library or load()
         self._threads = threads
 
+    def prepare(self, weight: Weight) -> Weight:
+        return pack(weight) if self.profile == "fast" else weight
+
     def gather(self, table: Weight, ids: Tensor) -> Tensor:
+        assert not table.packed
         _check_weight(table, table.columns)
         assert ids.dtype == torch.int64
         assert not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < table.rows
@@ -39,23 +48,33 @@ class CpuOperations:
 
     def linear(self, x_MK: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
         x_MK = x_MK.contiguous()
-        m, k = x_MK.shape
         assert x_MK.dtype == torch.float32
-        for weight in weights:
+        outs = [torch.empty(len(x_MK), weight.rows) for weight in weights]
+        pairs = list(zip(weights, outs, strict=True))
+        for function, packed in (
+            (self._library.dockyard_linear, False),
+            (self._library.dockyard_linear_int8, True),
+        ):
+            if some := [pair for pair in pairs if pair[0].packed == packed]:
+                self._multiply(function, x_MK, some)
+        return outs
+
+    def _multiply(self, function: Any, x_MK: Tensor, pairs: Sequence[tuple[Weight, Tensor]]) -> None:
+        """Run one product over several weights and their outputs, in one parallel region."""
+        m, k = x_MK.shape
+        for weight, _ in pairs:
             _check_weight(weight, k)
-        outs = [torch.empty(m, weight.rows) for weight in weights]
-        array = (CWeight * len(weights))(
+        array = (CWeight * len(pairs))(
             *(
                 CWeight(w.data.data_ptr(), out.data_ptr(), w.rows, _row_bytes(w), _FORMATS[w.format])
-                for w, out in zip(weights, outs, strict=True)
+                for w, out in pairs
             )
         )
-        status = self._library.dockyard_linear(array, len(weights), x_MK.data_ptr(), m, k, self._threads)
+        status = function(array, len(pairs), x_MK.data_ptr(), m, k, self._threads)
         if status == -2:
-            raise MemoryError("no memory for dequantised weights")
+            raise MemoryError("no memory for a product's buffers")
         if status != 0:
             raise ValueError(f"a product over {k} columns: the kernel takes multiples of 32 up to 16,384")
-        return outs
 
     def rms_norm(self, x_MK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x_MK)
@@ -109,9 +128,11 @@ class CpuOperations:
 def _check_weight(weight: Weight, columns: int) -> None:
     """The memory behind a weight is as large as its numbers say."""
     assert weight.columns == columns
-    assert len(weight.data) == weight.rows
+    group = GROUP_ROWS if weight.packed else 1
+    assert len(weight.data) == -(-weight.rows // group)
     assert weight.data.dtype == (torch.float32 if weight.format == "f32" else torch.uint8)
-    assert weight.data.shape[1] * weight.data.element_size() * 32 == columns * _BLOCK_BYTES[weight.format]
+    bytes_of_32 = _BLOCK_BYTES[weight.format] * group
+    assert weight.data.shape[1] * weight.data.element_size() * 32 == columns * bytes_of_32
 
 
 def _row_bytes(weight: Weight) -> int:

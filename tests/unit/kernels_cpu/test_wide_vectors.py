@@ -14,7 +14,7 @@ from kernels.torch_operations import TorchOperations
 def wide(tmp_path_factory: pytest.TempPathFactory) -> CpuOperations:
     path = tmp_path_factory.mktemp("wide") / "wide.so"
     compile_to(path, "-DLANES=16", "-mno-avx512f")
-    return CpuOperations(2, open_library(path))
+    return CpuOperations(2, library=open_library(path))
 
 
 @pytest.mark.parametrize(("form", "bytes_a_block"), [("q4_1", 20), ("q8_0", 34), ("f32", 0)])

@@ -1,0 +1,31 @@
+/* What a product multiplies with, and which of several weights an item of work belongs to. */
+#pragma once
+
+#include <stdint.h>
+
+enum format { F32 = 0, Q4_1 = 3, Q8_0 = 8 }; /* the numbers that GGML gives to its types */
+enum { BLOCK = 32 };                         /* weights that share a scale */
+
+struct weight {
+    const uint8_t *data; /* N rows of row_bytes */
+    float *out;          /* [M, N] */
+    int64_t rows;        /* N */
+    int64_t row_bytes;
+    int32_t format;
+};
+
+/* Groups of `size` rows that a list of weights has; the last group of each may be smaller. */
+static inline int64_t num_groups(const struct weight *weights, int32_t count, int64_t size) {
+    int64_t groups = 0;
+    for (int32_t i = 0; i < count; i++) groups += (weights[i].rows + size - 1) / size;
+    return groups;
+}
+
+/* The weight that a group belongs to; *group becomes its number there. */
+static inline const struct weight *owner(const struct weight *weights, int64_t size, int64_t *group) {
+    for (;; weights++) {
+        const int64_t own = (weights->rows + size - 1) / size;
+        if (*group < own) return weights;
+        *group -= own;
+    }
+}
