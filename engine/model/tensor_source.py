@@ -5,7 +5,8 @@ misshapen or left over at the end is an error that names the tensor.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -27,6 +28,33 @@ class TensorSource(Protocol):
     def check_all_taken(self) -> None:
         """Raises BrokenModelFile where tensors are left that nobody asked for."""
         ...
+
+
+class RowTable(Protocol):
+    """A table too large to be dequantised whole, read row by row. May be read by another thread."""
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """float32 [M, columns] of int64 ids [M]. Blocks for the time that the rows' pages take."""
+        ...
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """A source that can leave a table where it is: on disk, say. A model asks it for Engram tables."""
+
+    def take_rows(self, name: str, shape: tuple[int, ...]) -> RowTable:
+        """Counts as taken. Raises BrokenModelFile, as `take` does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowsInMemory:
+    """A float32 table."""
+
+    table: Tensor
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.table[ids]
 
 
 class TensorsInMemory:

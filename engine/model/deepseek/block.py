@@ -1,0 +1,54 @@
+"""One layer: Engram where it has one, then attention and experts behind hyper-connections (sections 1, 5)."""
+
+from torch import Tensor
+
+from engine.model.deepseek.attention import Attention
+from engine.model.deepseek.config import DeepseekConfig
+from engine.model.deepseek.engram import Engram, Lookups
+from engine.model.deepseek.hyper_connections import HyperConnection, Stream, add_output
+from engine.model.deepseek.moe import MixtureOfExperts
+from engine.model.deepseek.norm import RmsNorm
+from engine.model.deepseek.roles import LayerRole
+from engine.model.deepseek.step import Step
+from engine.model.tensor_source import TensorSource
+
+
+class Block:
+    """A sub-layer reads the stream with the mix that the sub-layer before handed on."""
+
+    def __init__(
+        self, config: DeepseekConfig, role: LayerRole, source: TensorSource, engram: Engram | None
+    ) -> None:
+        prefix, c, eps = f"layers.{role.layer}", config.hidden_size, config.rms_norm_eps
+        self.role, self._engram = role, engram
+        self._attention_connection = HyperConnection(config, source, f"{prefix}.hc_attn")
+        self._attention_norm = RmsNorm.take(source, f"{prefix}.attn_norm", c, eps)
+        self._attention = Attention(config, role, source, f"{prefix}.attn")
+        self._experts_connection = HyperConnection(config, source, f"{prefix}.hc_ffn")
+        self._experts_norm = RmsNorm.take(source, f"{prefix}.ffn_norm", c, eps)
+        self._experts = MixtureOfExperts(
+            config, source, f"{prefix}.ffn", config.n_routed_experts, config.num_experts_per_tok
+        )
+
+    def __call__(self, step: Step, stream: Stream, image_T: Tensor | None, lookups: Lookups | None) -> Stream:
+        """The streams of the view's queries, which are fewer than came in where the view picks rows."""
+        ops, view = step.operations, step.view(self.role.layer)
+        if self._engram is not None and lookups is not None:
+            rows = step.picked if view.rows is step.kept else None
+            found, dead_T = lookups.wait(self.role.layer, rows)
+            stream = Stream(self._engram(ops, stream.x, found, dead_T), stream.premix)
+        x_TC = self._attention_norm(ops, stream.collapse())
+        if view.picked is None:
+            coefficients = self._attention_connection.coefficients(ops, stream.x)
+            y_TC = self._attention(step, x_TC, view)
+        else:
+            pool = self._attention.write(step, x_TC, view)
+            if len(view.queries) == 0:
+                return stream[view.picked]
+            stream, x_TC = stream[view.picked], x_TC[view.picked]
+            coefficients = self._attention_connection.coefficients(ops, stream.x)
+            y_TC = self._attention.mix(step, x_TC, view, pool)
+        stream = add_output(stream.x, y_TC, coefficients)
+        coefficients = self._experts_connection.coefficients(ops, stream.x)
+        x_TC = self._experts_norm(ops, stream.collapse())
+        return add_output(stream.x, self._experts(ops, x_TC, image_T), coefficients)

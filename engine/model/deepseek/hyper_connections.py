@@ -1,0 +1,92 @@
+"""Manifold-constrained hyper-connections, single-pass (section 5).
+
+Shapes: T rows, N streams, C channels, J = N + N + N*N coefficients of a site.
+V4.1 delays the input mix by one sub-layer: a site reads the stream with the `pre` of the site before it, and
+hands its own on. V4 reads with the site's own `pre`; everything else is the same.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine import numerics
+from engine.model.deepseek.config import DeepseekConfig
+from engine.model.tensor_source import TensorSource
+from engine.numerics import Dense
+from kernels.operations import Operations
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What goes from block to block: the streams, and the input mix for the next site."""
+
+    x: Tensor
+    premix: Tensor
+
+    @classmethod
+    def of(cls, embedded_TC: Tensor, streams: int) -> "Stream":
+        """Every stream a copy of the embedding; the mix takes the first."""
+        premix_TN = torch.zeros(len(embedded_TC), streams)
+        premix_TN[:, 0] = 1.0
+        return cls(embedded_TC[:, None].repeat(1, streams, 1), premix_TN)
+
+    def __getitem__(self, rows: Tensor) -> "Stream":
+        return Stream(self.x[rows], self.premix[rows])
+
+    def collapse(self) -> Tensor:
+        """[T, C]: sum_k premix_k X_k."""
+        return numerics.tree_sum(self.premix[:, :, None] * self.x, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Of one site and each row: `pre` in, `post` out, `mix` [N, N] from stream to stream."""
+
+    pre: Tensor
+    post: Tensor
+    mix: Tensor
+
+
+class HyperConnection:
+    """One site: the attention's or the feed-forward's of a layer."""
+
+    def __init__(self, config: DeepseekConfig, source: TensorSource, prefix: str) -> None:
+        n, total = config.hc_mult, config.hc_mult * (config.hc_mult + 2)
+        self._streams, self._eps, self._norm_eps = n, config.hc_eps, config.rms_norm_eps
+        self._iterations = config.hc_sinkhorn_iters
+        self._projection = Dense.of(source.take(f"{prefix}_fn", (total, n * config.hidden_size)))
+        self._base_J = source.take(f"{prefix}_base", (total,))
+        scale = source.take(f"{prefix}_scale", (3,))
+        self._scale_J = scale.repeat_interleave(torch.tensor([n, n, n * n]))
+
+    def coefficients(self, operations: Operations, x_TNC: Tensor) -> Coefficients:
+        """From the stream as it enters the site.
+
+        m = F vec(X) / sqrt(mean(vec(X)^2) + eps); pre = sigmoid(s0 m + b) + hc_eps;
+        post = 2 sigmoid(s1 m + b); mix = Sinkhorn(softmax over rows(s2 m + b) + hc_eps).
+        """
+        n, flat = self._streams, x_TNC.flatten(1)
+        product = numerics.linear(operations, flat, (self._projection,))[0]
+        m_TJ = product * (numerics.mean_square(flat) + self._norm_eps).rsqrt() * self._scale_J + self._base_J
+        gates = numerics.sigmoid(m_TJ[:, : 2 * n])
+        mix_TNN = numerics.softmax(m_TJ[:, 2 * n :].reshape(-1, n, n)) + self._eps
+        return Coefficients(
+            gates[:, :n] + self._eps, 2 * gates[:, n:], sinkhorn(mix_TNN, self._iterations, self._eps)
+        )
+
+
+def sinkhorn(mix_TNN: Tensor, iterations: int, eps: float) -> Tensor:
+    """Columns, then `iterations` - 1 times rows and columns, each divided by its sum + eps."""
+    mix_TNN = mix_TNN / (mix_TNN.sum(1, keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        for dim in (2, 1):
+            mix_TNN.div_(mix_TNN.sum(dim, keepdim=True).add_(eps))
+    return mix_TNN
+
+
+def add_output(x_TNC: Tensor, y_TC: Tensor, coefficients: Coefficients) -> Stream:
+    """X'_k = post_k y + sum_j mix[j, k] X_j; `pre` becomes the mix of the next site."""
+    mixed_TNC = numerics.batched_product(coefficients.mix.transpose(1, 2), x_TNC)
+    mixed_TNC += coefficients.post[:, :, None] * y_TC[:, None]
+    return Stream(mixed_TNC, coefficients.pre)

@@ -1,0 +1,116 @@
+"""Mixture of experts (section 6): sqrt-softplus scores, bias-corrected selection, one shared expert.
+
+Shapes: T rows, C channels, E experts, K experts a row, I inner channels, A = T*K assignments.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine import numerics
+from engine.model.deepseek.config import DeepseekConfig
+from engine.model.tensor_source import TensorSource
+from engine.numerics import Dense
+from kernels.operations import Operations
+
+_INNER = 32  # inner channels are padded to a multiple, with zeros that contribute nothing
+_NORM_EPS = 1e-20
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Each row's experts, ascending, and their weights: slot k of a row is its k-th."""
+
+    experts: Tensor  # int64
+    weights: Tensor
+
+
+class Router:
+    """Weights come from the scores alone; the bias takes part in the selection only."""
+
+    def __init__(
+        self, config: DeepseekConfig, source: TensorSource, prefix: str, experts: int, k: int
+    ) -> None:
+        self._gate = Dense.of(source.take(f"{prefix}.weight", (experts, config.hidden_size)))
+        self._bias_E = source.take(f"{prefix}.bias", (experts,))
+        self._image_bias_E = source.take(f"{prefix}.bias_vl", (experts,))
+        self._k, self._scale = k, config.routed_scaling_factor
+
+    def __call__(self, operations: Operations, x_TC: Tensor, image_T: Tensor | None) -> Routes:
+        """g = sqrt(softplus(x gate)); top K of g + bias (`bias_vl` for image rows); w = scale g / sum g."""
+        logits_TE = numerics.linear(operations, x_TC, (self._gate,))[0]
+        scores_TE = numerics.softplus(logits_TE).sqrt()
+        bias = self._bias_E
+        if image_T is not None:
+            bias = torch.where(image_T[:, None], self._image_bias_E, self._bias_E)
+        experts_TK = numerics.top_k(scores_TE + bias, self._k)
+        chosen_TK = scores_TE.gather(1, experts_TK)
+        total_T1 = numerics.tree_sum(chosen_TK, 1)[:, None] + _NORM_EPS
+        return Routes(experts_TK, chosen_TK / total_T1 * self._scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """out = (silu(min(x w1, limit)) * clamp(x w3, +-limit)) w2."""
+
+    gate: Dense  # w1
+    up: Dense  # w3
+    down: Dense  # w2
+
+    @classmethod
+    def take(cls, source: TensorSource, prefix: str, channels: int, inner: int) -> "Expert":
+        missing = -inner % _INNER
+        w1, w3 = (source.take(f"{prefix}.{name}.weight", (inner, channels)) for name in ("w1", "w3"))
+        w2 = source.take(f"{prefix}.w2.weight", (channels, inner))
+        if missing:
+            w1, w3 = (F.pad(w, (0, 0, 0, missing)) for w in (w1, w3))
+        return cls(Dense.of(w1), Dense.of(w3), Dense.of(F.pad(w2, (0, missing)) if missing else w2))
+
+
+class MixtureOfExperts:
+    """Expert outputs stay apart by (row, slot) and are added in slot order, then the shared expert's."""
+
+    def __init__(
+        self, config: DeepseekConfig, source: TensorSource, prefix: str, experts: int, experts_per_row: int
+    ) -> None:
+        c, inner = config.hidden_size, config.moe_intermediate_size
+        self._limit = config.swiglu_limit
+        self.router = Router(config, source, f"{prefix}.gate", experts, experts_per_row)
+        self._shared = Expert.take(source, f"{prefix}.shared_experts", c, inner)
+        self._experts = [Expert.take(source, f"{prefix}.experts.{e}", c, inner) for e in range(experts)]
+
+    def __call__(self, operations: Operations, x_TC: Tensor, image_T: Tensor | None) -> Tensor:
+        routes = self.router(operations, x_TC, image_T)
+        k = routes.experts.shape[1]
+        order_A = routes.experts.flatten().argsort(stable=True)  # assignments, expert by expert
+        counts = torch.bincount(routes.experts.flatten(), minlength=len(self._experts))
+        outputs_AC = self._run_all(operations, x_TC, order_A // k, counts)
+        shared_TC, routed_AC = outputs_AC[: len(x_TC)], torch.empty_like(outputs_AC[len(x_TC) :])
+        routed_AC[order_A] = outputs_AC[len(x_TC) :]
+        weighted_TKC = routed_AC.view(-1, k, x_TC.shape[1]) * routes.weights[:, :, None]
+        total_TC = weighted_TKC[:, 0]
+        for slot in range(1, k):
+            total_TC = total_TC + weighted_TKC[:, slot]
+        return total_TC + shared_TC
+
+    def _run_all(self, operations: Operations, x_TC: Tensor, rows_A: Tensor, counts_E: Tensor) -> Tensor:
+        """[T + A, C]: the shared expert on every row, then each expert on its rows, in order of `rows_A`."""
+        busy = [int(e) for e in counts_E.nonzero()]
+        experts = [self._shared, *(self._experts[e] for e in busy)]
+        stops = list(accumulate((int(counts_E[e]) for e in busy), initial=len(x_TC)))
+        parts = [slice(start, stop) for start, stop in pairwise((0, *stops))]
+        inputs = torch.cat((x_TC, x_TC[rows_A]))
+        pairs = [
+            numerics.linear(operations, inputs[part], (expert.gate, expert.up))
+            for expert, part in zip(experts, parts, strict=True)
+        ]
+        gate = torch.cat([gate for gate, _ in pairs]).clamp_(max=self._limit)
+        up = torch.cat([up for _, up in pairs]).clamp_(-self._limit, self._limit)
+        inner = numerics.silu_mul(gate, up)
+        return torch.cat([
+            numerics.linear(operations, inner[part], (expert.down,))[0]
+            for expert, part in zip(experts, parts, strict=True)
+        ])  # fmt: skip

@@ -1,0 +1,139 @@
+"""The few functions through which a model's rows meet: a row's bits depend on that row's inputs alone.
+
+Elementwise arithmetic is exact rounding and needs no care; products, sums, transcendental functions and
+selections do, and are here. docs/decisions/0002 has the reasons; tests/unit/engine hold every function to it.
+Shapes: T rows, K columns in, N columns out, B products of a batch, S terms.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.operations import Operations, Weight
+
+_COLUMNS = 32  # of which the C kernel takes multiples
+_MAX_COLUMNS = 16_384  # of one product of the C kernel
+_KEY_TILE = 64  # keys a product where the operations round a column with its neighbours
+_NO_INDEX = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A float32 matrix [rows, columns] for `linear`: zero-padded and split along K once, at load."""
+
+    parts: tuple[Weight, ...]
+    rows: int
+    columns: int
+
+    @classmethod
+    def of(cls, matrix_NK: Tensor) -> "Dense":
+        rows, columns = matrix_NK.shape
+        padded = pad_columns(matrix_NK)
+        parts = (padded[:, start : start + _MAX_COLUMNS].contiguous() for start in _starts(padded))
+        return cls(tuple(Weight(p, rows, p.shape[1], "f32") for p in parts), rows, columns)
+
+
+def linear(operations: Operations, x_TK: Tensor, weights: Sequence[Dense]) -> list[Tensor]:
+    """x times each weight's transpose, [T, N] a weight, all over the same columns."""
+    x_TK = pad_columns(x_TK)
+    if len(weights[0].parts) == 1:
+        return operations.linear(x_TK, [weight.parts[0] for weight in weights])
+    outs = [torch.zeros(len(x_TK), weight.rows) for weight in weights]
+    for index, start in enumerate(_starts(x_TK)):
+        x = x_TK[:, start : start + _MAX_COLUMNS].contiguous()
+        products = operations.linear(x, [weight.parts[index] for weight in weights])
+        outs = [out + product for out, product in zip(outs, products, strict=True)]
+    return outs
+
+
+def _starts(x_TK: Tensor) -> range:
+    """Where the parts begin that products over many columns fall into."""
+    return range(0, x_TK.shape[1], _MAX_COLUMNS)
+
+
+def pad_columns(x_TK: Tensor) -> Tensor:
+    """Zero columns up to the multiple that products take; the same tensor where there is nothing to add."""
+    missing = -x_TK.shape[1] % _COLUMNS
+    return F.pad(x_TK, (0, missing)) if missing else x_TK
+
+
+def dot_products(operations: Operations, x_TK: Tensor, keys_NK: Tensor) -> Tensor:
+    """[T, N]; an element depends on its row and its key alone, however many there are of either."""
+    x_TK, keys_NK = pad_columns(x_TK), pad_columns(keys_NK).contiguous()
+    count, width = keys_NK.shape
+    if operations.name == "c":  # an accumulator an element, in a fixed order
+        return operations.linear(x_TK, [Weight(keys_NK, count, width, "f32")])[0]
+    tiles = F.pad(keys_NK, (0, 0, 0, -count % _KEY_TILE)).view(-1, _KEY_TILE, width)
+    products = operations.linear(x_TK, [Weight(tile, _KEY_TILE, width, "f32") for tile in tiles])
+    return torch.cat(products, 1)[:, :count]
+
+
+def batched_product(a_BTK: Tensor, b_BKN: Tensor) -> Tensor:
+    """B products of one shape, [B, T, N]. Callers keep T, K and N free of the number of rows of a step."""
+    return torch.bmm(a_BTK, b_BKN)
+
+
+def tree_sum(x: Tensor, dim: int) -> Tensor:
+    """Sum over a dimension by folding it in half: the order depends on its length alone."""
+    while (size := x.shape[dim]) > 1:
+        half = (size + 1) // 2
+        low, high = x.narrow(dim, 0, size - half), x.narrow(dim, half, size - half)
+        folded = low + high
+        x = folded if size % 2 == 0 else torch.cat((folded, x.narrow(dim, half - 1, 1)), dim)
+    return x.squeeze(dim)
+
+
+def mean_square(x: Tensor) -> Tensor:
+    """Mean of squares over the last dimension, which it keeps: one reduction a row."""
+    return x.square().mean(-1, keepdim=True)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Over the last dimension, contiguous: one reduction a row."""
+    return x.contiguous().softmax(-1)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)). torch.sigmoid rounds the last few elements of a tensor otherwise than the rest."""
+    return (1 + (-x).exp()).reciprocal()
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    return gate / (1 + (-gate).exp()) * up
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)), without overflow."""
+    return x.clamp(min=0) + (-x.abs()).exp().log1p()
+
+
+def top_k(scores_TN: Tensor, k: int) -> Tensor:
+    """int64 [T, min(k, N)]: the positions of each row's largest scores in ascending order.
+
+    Ties at the boundary go to the lowest positions. A score of -inf is never taken: its place holds -1, last.
+    """
+    count = scores_TN.shape[1]
+    if k < count:
+        values, picked = torch.topk(scores_TN, k + 1, dim=1)
+        picked = picked[:, :k]
+        least = values[:, k - 1]
+        tied = (least == values[:, k]) & (least > -torch.inf)
+        if bool(tied.any()):
+            picked[tied] = _lowest_of_ties(scores_TN[tied], least[tied, None], k)
+    else:
+        picked = torch.arange(count).expand(len(scores_TN), count)
+    taken = scores_TN.gather(1, picked) > -torch.inf
+    ordered = torch.where(taken, picked, count).sort(1).values
+    return ordered.masked_fill_(ordered == count, _NO_INDEX)
+
+
+def _lowest_of_ties(scores_TN: Tensor, least_T1: Tensor, k: int) -> Tensor:
+    """All positions above the k-th score, and the lowest of those that equal it, k a row."""
+    above, equal = scores_TN > least_T1, scores_TN == least_T1
+    room_T1 = k - above.sum(1, keepdim=True)
+    taken = above | (equal & (equal.cumsum(1) <= room_T1))
+    return taken.nonzero()[:, 1].view(-1, k)
