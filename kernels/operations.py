@@ -2,7 +2,7 @@
 
 Contract of every implementation: a row's bits depend on that row's inputs alone, whatever rows come along
 with it, so that full, chunked, batched and incremental runs of a model agree bit for bit.
-Shapes: M rows, K columns in, N columns out, H heads, G KV heads, D head size.
+Shapes: M rows (T in a step), K columns in, N columns out, C channels, H heads, G KV heads, D head size.
 """
 
 from collections.abc import Sequence
@@ -56,6 +56,43 @@ class Rope:
         return cls(theta, torch.stack((angles.cos(), angles.sin()), -1).flatten(1).float().contiguous())
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Weights of one layer, prepared; norms are float32 [C]."""
+
+    attention_norm: Tensor
+    q: Weight
+    k: Weight
+    v: Weight
+    output: Weight
+    feed_forward_norm: Tensor
+    gate: Weight
+    up: Weight
+    down: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderStack:
+    """Layers of one shape, and what they share."""
+
+    layers: tuple[DecoderLayer, ...]
+    rope: Rope
+    head_channels: int
+    norm_eps: float
+
+
+class Decoder(Protocol):
+    """The layers of a stack, ready to run."""
+
+    def __call__(self, x_TC: Tensor, rows: Rows, cache: Tensor) -> Tensor:
+        """Run the rows through all layers, writing their KV into `cache`; the result may lie in `x_TC`.
+
+        cache: [layers, blocks, 2 (key, value), block, G, D]. A row's own entry is written before any row
+        attends, so rows of one sequence may come in one call, in any number.
+        """
+        ...
+
+
 class Operations(Protocol):
     """float32 on one device. Not thread-safe; every call blocks until its result is there."""
 
@@ -88,6 +125,10 @@ class Operations(Protocol):
 
     def paged_attention(self, q_MHD: Tensor, cache: Tensor, rows: Rows, scale: float) -> Tensor:
         """Causal attention of each row over positions 0..its own, [M, H, D]."""
+        ...
+
+    def decoder(self, stack: DecoderStack) -> Decoder:
+        """The stack, bound to these operations; what it computes is `kernels.decoder.run_layers`."""
         ...
 
 

@@ -6,13 +6,15 @@ neighbours; attention runs row by row, so that its shapes depend on the row's ow
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.decoder import run_layers
 from kernels.int8_product import int8_product
-from kernels.operations import Profile, Rope, Rows, Weight
+from kernels.operations import Decoder, DecoderStack, Profile, Rope, Rows, Weight
 from kernels.paged_attention import paged_attention
 from kernels.q4_1_gemv import dequantise_q4_1, q4_1_gemv
 from kernels.rms_norm import rms_norm
@@ -64,6 +66,9 @@ class TorchOperations:
     def paged_attention(self, q_MHD: Tensor, cache: Tensor, rows: Rows, scale: float) -> Tensor:
         tables, lengths = rows.tables[rows.sequences], (rows.positions + 1).int()
         return paged_attention(q_MHD, cache[:, 0], cache[:, 1], tables, lengths, scale=scale)
+
+    def decoder(self, stack: DecoderStack) -> Decoder:
+        return partial(run_layers, self, stack)
 
     def _product(self, x_MK: Tensor, weight: Weight) -> Tensor:
         if x_MK.is_cuda and weight.format == "q4_1":

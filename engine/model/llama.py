@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.errors import BrokenModelFile
 from engine.gguf_file import GgufFile
 from engine.model.weights import WeightReader
-from kernels.operations import Operations, Rope, Rows, Weight
+from kernels.operations import DecoderLayer, DecoderStack, Operations, Rope, Rows, Weight
 
 MAX_COLUMNS, MAX_HEAD_CHANNELS = 16_384, 512  # of one product, of one head: what the C kernels take
 
@@ -85,19 +85,6 @@ class LlamaConfig:
                 raise BrokenModelFile(f"{file.path}: {fault}")
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaLayer:
-    attention_norm: Tensor
-    q: Weight
-    k: Weight
-    v: Weight
-    output: Weight
-    feed_forward_norm: Tensor
-    gate: Weight
-    up: Weight
-    down: Weight
-
-
 class LlamaModel:
     """Weights and arithmetic; holds no state of a request. Not thread-safe."""
 
@@ -112,9 +99,10 @@ class LlamaModel:
         head = self._embedding if tied else weights.matrix("output.weight", v, c)
         self._head = operations.prepare(head)
         self._norm = weights.vector("output_norm.weight", c)
-        self._layers = [_layer(weights, operations, config, index) for index in range(config.num_layers)]
+        layers = tuple(_layer(weights, operations, config, index) for index in range(config.num_layers))
         weights.check_all_taken()
-        self._rope = Rope.of(config.rope_theta, config.head_channels, config.max_positions)
+        rope = Rope.of(config.rope_theta, config.head_channels, config.max_positions)
+        self._decoder = operations.decoder(DecoderStack(layers, rope, config.head_channels, config.norm_eps))
 
     def cache_bytes_per_token(self) -> float:
         """Bytes of persistent KV a token: keys and values of every layer in float32."""
@@ -133,24 +121,7 @@ class LlamaModel:
         token_ids int64 [T]. A row's own entry is written before any row attends, so rows of one sequence
         may come in one call, in any number.
         """
-        ops, config = self.operations, self.config
-        x_TC = ops.gather(self._embedding, token_ids)
-        scale = config.head_channels**-0.5
-        for layer, layer_cache in zip(self._layers, cache, strict=True):
-            q, k, v = ops.linear(
-                ops.rms_norm(x_TC, layer.attention_norm, config.norm_eps), (layer.q, layer.k, layer.v)
-            )
-            q_THD, k_TGD, v_TGD = (t.view(t.shape[0], -1, config.head_channels) for t in (q, k, v))
-            ops.rope_(q_THD, self._rope, rows.positions)
-            ops.rope_(k_TGD, self._rope, rows.positions)
-            ops.store_kv(layer_cache, rows, k_TGD, v_TGD)
-            mixed_TC = ops.paged_attention(q_THD, layer_cache, rows, scale).flatten(1)
-            x_TC = x_TC + ops.linear(mixed_TC, (layer.output,))[0]
-            gate, up = ops.linear(
-                ops.rms_norm(x_TC, layer.feed_forward_norm, config.norm_eps), (layer.gate, layer.up)
-            )
-            x_TC = x_TC + ops.linear(ops.silu_mul(gate, up), (layer.down,))[0]
-        return x_TC
+        return self._decoder(self.operations.gather(self._embedding, token_ids), rows, cache)
 
     @torch.inference_mode()
     def head(self, hidden_TC: Tensor) -> Tensor:
@@ -169,13 +140,13 @@ class LlamaModel:
         return self.head(hidden[-1:])[0] if last_only else self.head(hidden)
 
 
-def _layer(weights: WeightReader, operations: Operations, config: LlamaConfig, index: int) -> LlamaLayer:
+def _layer(weights: WeightReader, operations: Operations, config: LlamaConfig, index: int) -> DecoderLayer:
     def weight(name: str, rows: int, columns: int) -> Weight:
         return operations.prepare(weights.matrix(f"blk.{index}.{name}.weight", rows, columns))
 
     c, f = config.channels, config.feed_forward
     q, kv = config.num_heads * config.head_channels, config.num_kv_heads * config.head_channels
-    return LlamaLayer(
+    return DecoderLayer(
         attention_norm=weights.vector(f"blk.{index}.attn_norm.weight", c),
         q=weight("attn_q", q, c),
         k=weight("attn_k", kv, c),

@@ -7,17 +7,10 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "operations.h"
 #include "vector.h"
 
 enum { MAX_D = 512 };
-
-struct paging {
-    float *cache;
-    const int32_t *tables;    /* [sequences, width] block numbers */
-    const int64_t *sequences; /* [rows] */
-    const int64_t *positions; /* [rows] */
-    int64_t width, block, kv_heads, heads, d;
-};
 
 static inline float *entry(const struct paging *p, int64_t row, int64_t position, int which) {
     const int64_t b = p->tables[p->sequences[row] * p->width + position / p->block];

@@ -126,17 +126,15 @@ static void weight_group(const struct weight *w, int64_t group, const struct blo
         for (int64_t r = 0, step; r < m && n > 0; r += step) {
             vec results[TILE_M];
             step = m - r < TILE_M ? 1 : TILE_M;
-            tile_any(step, w->format, w->data + group * w->row_bytes, x + r * blocks, blocks, lane, results);
+            tile_any(step, w->format, w->data + group * GROUP * w->row_bytes, x + r * blocks, blocks, lane, results);
             for (int64_t i = 0; i < step; i++)
                 memcpy(w->out + (r + i) * w->rows + row, &results[i], (size_t)n * sizeof(float));
         }
     }
 }
 
-/* Several packed weights over the same x. row_bytes is that of a group of sixteen rows; k is a multiple of 32.
- * Returns 0, -1 when k is out of range, -2 when memory ran out. */
-int dockyard_linear_int8(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
-                         int32_t threads) {
+/* k is a multiple of 32. */
+int linear_int8(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k, int32_t threads) {
     if (k % BLOCK != 0 || k <= 0) return -1;
     const int64_t blocks = k / BLOCK, groups = num_groups(weights, count, GROUP);
     struct block *rows = malloc((size_t)(m * blocks) * sizeof *rows);

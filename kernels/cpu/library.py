@@ -16,11 +16,12 @@ class CWeight(ctypes.Structure):
         ("rows", ctypes.c_int64),
         ("row_bytes", ctypes.c_int64),
         ("format", ctypes.c_int32),
+        ("packed", ctypes.c_int32),
     )
 
 
 class CPaging(ctypes.Structure):
-    """`struct paging` of attention.c."""
+    """`struct paging` of operations.h."""
 
     _fields_ = (
         ("cache", ctypes.c_void_p),
@@ -35,16 +36,46 @@ class CPaging(ctypes.Structure):
     )
 
 
+class CLayer(ctypes.Structure):
+    """`struct layer` of operations.h."""
+
+    _fields_ = (
+        ("attention_norm", ctypes.c_void_p),
+        ("feed_forward_norm", ctypes.c_void_p),
+        ("q", CWeight),
+        ("k", CWeight),
+        ("v", CWeight),
+        ("output", CWeight),
+        ("gate", CWeight),
+        ("up", CWeight),
+        ("down", CWeight),
+    )
+
+
+class CDecoder(ctypes.Structure):
+    """`struct decoder` of operations.h."""
+
+    _fields_ = (
+        ("layers", ctypes.c_void_p),
+        ("angles", ctypes.c_void_p),
+        ("num_layers", ctypes.c_int64),
+        ("channels", ctypes.c_int64),
+        ("feed_forward", ctypes.c_int64),
+        ("norm_eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+    )
+
+
 _P, _I32, _I64, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "dockyard_linear": (_I32, (_P, _I32, _P, _I64, _I64, _I32)),
-    "dockyard_linear_int8": (_I32, (_P, _I32, _P, _I64, _I64, _I32)),
     "dockyard_gather": (None, (_P, _I64, _I32, _P, _I64, _I64, _P)),
     "dockyard_rms_norm": (None, (_P, _P, _F, _I64, _I64, _P)),
     "dockyard_rope": (None, (_P, _P, _P, _I64, _I64, _I64)),
     "dockyard_silu_mul": (None, (_P, _P, _I64)),
     "dockyard_paged_attention": (_I32, (_P, _P, _I64, _F, _P, _I32)),
     "dockyard_store_kv": (None, (_P, _P, _P, _I64)),
+    "dockyard_decode": (_I32, (_P, _P, _I64, _P, _I64, _I32)),
 }
 
 

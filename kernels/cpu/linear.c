@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "operations.h"
 #include "vector.h"
-#include "weight.h"
 
 /* A group of weight rows is dequantised at a time; 12 rows by 256 columns of x are 12 KiB. */
 enum { GROUP = 8, PANEL = 12, TILE_M = 3, STRETCH = 256, MAX_K = 16384 };
@@ -108,11 +108,8 @@ static void weight_group(const struct weight *w, int64_t row, const float *x, in
     }
 }
 
-/* Several weights over the same x in one parallel region: waking threads costs more than a small product.
- * k is a multiple of 32 and at most MAX_K. Returns 0, -1 when k is out of range, -2 when
- * memory ran out. */
-int dockyard_linear(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
-                    int32_t threads) {
+/* k is a multiple of 32 and at most MAX_K. */
+int linear_float(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k, int32_t threads) {
     if (k % BLOCK != 0 || k > MAX_K || k <= 0) return -1;
     const int64_t groups = num_groups(weights, count, GROUP);
     int failed = 0;
@@ -135,9 +132,21 @@ int dockyard_linear(const struct weight *weights, int32_t count, const float *x,
     return failed ? -2 : 0;
 }
 
+/* Several weights over the same x; neighbours of one kind share a parallel region, since waking threads costs
+ * more than a small product. Returns 0, -1 when k is out of range, -2 when memory ran out. */
+int dockyard_linear(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
+                    int32_t threads) {
+    int status = 0;
+    for (int32_t i = 0, n; i < count && status == 0; i += n) {
+        for (n = 1; i + n < count && weights[i + n].packed == weights[i].packed;) n++;
+        status = (weights[i].packed ? linear_int8 : linear_float)(weights + i, n, x, m, k, threads);
+    }
+    return status;
+}
+
 /* Rows `ids` of a table, dequantised: the embedding look-up. */
 void dockyard_gather(const uint8_t *table, int64_t row_bytes, int32_t format, const int64_t *ids, int64_t m,
                      int64_t k, float *out) {
-    struct weight w = {table, NULL, 0, row_bytes, format};
+    struct weight w = {table, NULL, 0, row_bytes, format, 0};
     for (int64_t i = 0; i < m; i++) dequantize(&w, ids[i], k, out + i * k);
 }

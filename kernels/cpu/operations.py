@@ -2,24 +2,23 @@
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import CPaging, CWeight, load
-from kernels.cpu.packing import GROUP_ROWS, pack
-from kernels.operations import Profile, Rope, Rows, Weight
+from kernels.cpu.decoder import CpuDecoder
+from kernels.cpu.library import CWeight, load
+from kernels.cpu.packing import pack
+from kernels.cpu.structures import FORMATS, c_paging, c_weight, check_weight, row_bytes
+from kernels.operations import Decoder, DecoderStack, Profile, Rope, Rows, Weight
 
-_FORMATS = {"f32": 0, "q4_1": 3, "q8_0": 8}
 _LANES, _MAX_HEAD = 16, 512  # of the widest vectors, of one head
-_BLOCK_BYTES = {"f32": 128, "q4_1": 20, "q8_0": 34}  # of 32 weights
 
 
 class CpuOperations:
     """Runs each operation in the C library on `threads` threads; the number of threads changes no bit.
 
-    C reads the memory that it is given, so lengths and types are asserted here, at every call.
+    C reads the memory that it is given, so lengths and types are asserted at every call.
     """
 
     name = "c"
@@ -36,45 +35,30 @@ class CpuOperations:
 
     def gather(self, table: Weight, ids: Tensor) -> Tensor:
         assert not table.packed
-        _check_weight(table, table.columns)
+        check_weight(table, table.columns)
         assert ids.dtype == torch.int64
         assert not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < table.rows
         out = torch.empty(len(ids), table.columns)
         self._library.dockyard_gather(
-            table.data.data_ptr(), _row_bytes(table), _FORMATS[table.format], ids.data_ptr(), len(ids),
+            table.data.data_ptr(), row_bytes(table), FORMATS[table.format], ids.data_ptr(), len(ids),
             table.columns, out.data_ptr(),
         )  # fmt: skip
         return out
 
     def linear(self, x_MK: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
         x_MK = x_MK.contiguous()
-        assert x_MK.dtype == torch.float32
-        outs = [torch.empty(len(x_MK), weight.rows) for weight in weights]
-        pairs = list(zip(weights, outs, strict=True))
-        for function, packed in (
-            (self._library.dockyard_linear, False),
-            (self._library.dockyard_linear_int8, True),
-        ):
-            if some := [pair for pair in pairs if pair[0].packed == packed]:
-                self._multiply(function, x_MK, some)
-        return outs
-
-    def _multiply(self, function: Any, x_MK: Tensor, pairs: Sequence[tuple[Weight, Tensor]]) -> None:
-        """Run one product over several weights and their outputs, in one parallel region."""
         m, k = x_MK.shape
-        for weight, _ in pairs:
-            _check_weight(weight, k)
-        array = (CWeight * len(pairs))(
-            *(
-                CWeight(w.data.data_ptr(), out.data_ptr(), w.rows, _row_bytes(w), _FORMATS[w.format])
-                for w, out in pairs
-            )
-        )
-        status = function(array, len(pairs), x_MK.data_ptr(), m, k, self._threads)
+        assert x_MK.dtype == torch.float32
+        for weight in weights:
+            check_weight(weight, k)
+        outs = [torch.empty(m, weight.rows) for weight in weights]
+        array = (CWeight * len(weights))(*map(c_weight, weights, outs))
+        status = self._library.dockyard_linear(array, len(weights), x_MK.data_ptr(), m, k, self._threads)
         if status == -2:
             raise MemoryError("no memory for a product's buffers")
         if status != 0:
             raise ValueError(f"a product over {k} columns: the kernel takes multiples of 32 up to 16,384")
+        return outs
 
     def rms_norm(self, x_MK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x_MK)
@@ -102,7 +86,7 @@ class CpuOperations:
         return gate_MK
 
     def store_kv(self, cache: Tensor, rows: Rows, k_MGD: Tensor, v_MGD: Tensor) -> None:
-        paging = _paging(cache, rows, heads=k_MGD.shape[1])
+        paging = c_paging(cache, rows, heads=k_MGD.shape[1])
         assert k_MGD.shape == v_MGD.shape == (len(rows.positions), *cache.shape[3:])
         self._library.dockyard_store_kv(
             ctypes.byref(paging), k_MGD.data_ptr(), v_MGD.data_ptr(), k_MGD.shape[0]
@@ -110,7 +94,7 @@ class CpuOperations:
 
     def paged_attention(self, q_MHD: Tensor, cache: Tensor, rows: Rows, scale: float) -> Tensor:
         out = torch.empty_like(q_MHD)
-        paging = _paging(cache, rows, heads=q_MHD.shape[1])
+        paging = c_paging(cache, rows, heads=q_MHD.shape[1])
         m, heads, d = q_MHD.shape
         assert m == len(rows.positions)
         assert heads % cache.shape[3] == 0
@@ -124,28 +108,5 @@ class CpuOperations:
             raise MemoryError("no memory for attention scores")
         return out
 
-
-def _check_weight(weight: Weight, columns: int) -> None:
-    """The memory behind a weight is as large as its numbers say."""
-    assert weight.columns == columns
-    group = GROUP_ROWS if weight.packed else 1
-    assert len(weight.data) == -(-weight.rows // group)
-    assert weight.data.dtype == (torch.float32 if weight.format == "f32" else torch.uint8)
-    bytes_of_32 = _BLOCK_BYTES[weight.format] * group
-    assert weight.data.shape[1] * weight.data.element_size() * 32 == columns * bytes_of_32
-
-
-def _row_bytes(weight: Weight) -> int:
-    return weight.data.stride(0) * weight.data.element_size()
-
-
-def _paging(cache: Tensor, rows: Rows, heads: int) -> CPaging:
-    _, _, block, kv_heads, d = cache.shape
-    assert cache.dtype == torch.float32
-    assert rows.tables.dtype == torch.int32
-    assert rows.positions.dtype == rows.sequences.dtype == torch.int64
-    assert len(rows.positions) == len(rows.sequences)
-    return CPaging(
-        cache.data_ptr(), rows.tables.data_ptr(), rows.sequences.data_ptr(), rows.positions.data_ptr(),
-        rows.tables.shape[1], block, kv_heads, heads, d,
-    )  # fmt: skip
+    def decoder(self, stack: DecoderStack) -> Decoder:
+        return CpuDecoder(stack, self._library, self._threads)

@@ -1,6 +1,7 @@
 /* The small operations between products. Each is one pass over its rows, in order. */
 #include <math.h>
 
+#include "operations.h"
 #include "vector.h"
 
 /* out = x / rms(x) * weight (Zhang and Sennrich 2019). d is a multiple of LANES. */

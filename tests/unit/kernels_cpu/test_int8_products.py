@@ -72,12 +72,11 @@ def test_a_row_does_not_know_its_neighbours(operations: CpuOperations, form: Wei
         assert torch.equal(torch.cat(operations.linear(x[-count:], weights), 1), alone[-count:]), count
 
 
-@settings(max_examples=40, deadline=None)
-@given(rows=st.integers(1, 40), blocks=st.integers(1, 9), count=st.integers(1, 6), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+@given(size=st.tuples(st.integers(1, 6), st.integers(1, 9), st.integers(1, 40)), seed=st.integers(0, 99))
 @pytest.mark.parametrize("form", QUANTISED)
-def test_any_size(
-    cpu_library: Path, form: WeightFormat, rows: int, blocks: int, count: int, seed: int
-) -> None:
+def test_any_size(cpu_library: Path, form: WeightFormat, size: tuple[int, int, int], seed: int) -> None:
+    count, blocks, rows = size
     ops = CpuOperations(1, "fast", library=load())
     weight, x = random_weight(form, rows, 32 * blocks, seed), rows_of(count, 32 * blocks, seed)
     found = ops.linear(x, (ops.prepare(weight),))[0]
