@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.chat.deepseek import DeepseekFormat, load_format, read_effort
@@ -190,6 +190,7 @@ def test_broken_arguments_of_an_old_call_stand_as_they_are(v41: DeepseekFormat) 
     assert '<｜DSML｜ parameter name="arguments" string="true">{"x":</｜DSML｜ parameter>' in text
 
 
+@settings(deadline=None)
 @given(content=st.text() | st.sampled_from([BOS, EOS, "<｜User｜>", "<think>", "</think>", "｜DSML｜"]))
 def test_control_tokens_are_ours_alone(content: str) -> None:
     """What any client wrote, wherever it stands, is in pieces in which no token is looked for."""

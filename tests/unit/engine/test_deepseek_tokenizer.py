@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -65,6 +65,7 @@ def test_text_between_tokens_is_tokenised_as_one(tokenizer: ChatTokenizer) -> No
     assert between == tokenizer.encode_text(text)
 
 
+@settings(deadline=None)
 @given(text=st.text())
 def test_text_comes_back(tokenizer: ChatTokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode_text(text)) == text

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.chat.dsml import MARKER, V4, V41, Dialect, ToolCall, render_calls
@@ -73,11 +73,13 @@ def test_v4_writes_without_spaces_and_names_its_block_otherwise() -> None:
     assert text.endswith("</｜DSML｜invoke>\n</｜DSML｜tool_calls>")
 
 
+@settings(deadline=None)
 @given(written=st.lists(calls, min_size=1, max_size=3), dialect=dialects)
 def test_what_is_written_is_read_back(written: list[ToolCall], dialect: Dialect) -> None:
     assert read(render_calls(tuple(written), dialect), dialect=dialect) == written
 
 
+@settings(deadline=None)
 @given(written=calls, before=st.text(), dialect=dialects)
 def test_text_before_the_block_keeps_every_character(
     written: ToolCall, before: str, dialect: Dialect
@@ -86,6 +88,7 @@ def test_text_before_the_block_keeps_every_character(
     assert read(text, dialect=dialect) == ([Content(before)] if before else []) + [written]
 
 
+@settings(deadline=None)
 @given(text=tangles, thinking=st.booleans(), data=st.data())
 def test_the_events_do_not_depend_on_the_cuts(text: str, thinking: bool, data: st.DataObject) -> None:
     cuts = tuple(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
@@ -102,6 +105,7 @@ def test_every_cut_of_a_reply_gives_the_same_calls(dialect: Dialect) -> None:
     assert read(text, dialect=dialect, thinking=True, cuts=tuple(range(len(text)))) == whole
 
 
+@settings(deadline=None)
 @given(text=st.text() | tangles, thinking=st.booleans())
 def test_any_text_is_read(text: str, thinking: bool) -> None:
     for event in read(text, thinking=thinking):

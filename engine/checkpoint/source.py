@@ -1,0 +1,139 @@
+"""The weights of a folder, handed to a model one by one.
+
+One file is open at a time and memory-mapped, so a model that copies what it takes needs memory for itself
+and for the pages of one file, which the system drops when it needs them.
+
+Shapes: M rows asked for, E channels of a table's row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.checkpoint.contents import Location, locate
+from engine.checkpoint.entries import GROUP
+from engine.checkpoint.family import Family, read_family
+from engine.checkpoint.folder import CheckpointFolder, open_folder
+from engine.checkpoint.formats import StoredWeight, dequantise
+from engine.checkpoint.parts import WHOLE, Part
+from engine.errors import BrokenModelFile
+from engine.model.tensor_source import RowsInMemory, RowTable, check_nothing_left, check_shape
+
+_TABLE_IN_MEMORY_BYTES = 256 << 20  # a smaller table costs less in memory than a thread that reads it
+
+
+def open_checkpoint(path: Path, part: Part = WHOLE) -> "CheckpointSource":
+    """The weights of a folder, checked against what its config implies: names, shapes and types.
+
+    Reads headers alone. Raises BrokenModelFile.
+    """
+    folder = open_folder(path)
+    family = read_family(folder.config)
+    return CheckpointSource(folder, family, locate(folder, family, lambda n: part.holds(n, family.cut)))
+
+
+class _Slice(Protocol):
+    def __getitem__(self, index: tuple[int, slice]) -> Tensor: ...
+
+
+class _File(Protocol):
+    """What is used of safetensors' file, which has no types."""
+
+    def get_tensor(self, name: str) -> Tensor: ...
+    def get_slice(self, name: str) -> _Slice: ...
+
+
+class CheckpointSource:
+    """A TensorSource and a RowSource over a folder. Not thread-safe, but for the tables that it hands out."""
+
+    def __init__(self, folder: CheckpointFolder, family: Family, locations: Mapping[str, Location]) -> None:
+        self.folder = folder
+        self.family = family
+        self._locations = locations
+        self._taken: set[str] = set()
+        self._shard: Path | None = None
+        self._file: _File | None = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._locations
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """float32 in memory of its own. Raises BrokenModelFile."""
+        return dequantise(self._take_stored(name, shape))
+
+    def take_rows(self, name: str, shape: tuple[int, ...]) -> RowTable:
+        """A table that stays in its file, memory-mapped and quantised, unless it is small."""
+        weight = self._take_stored(name, shape)
+        rows, columns = shape
+        if rows * columns * 4 <= _TABLE_IN_MEMORY_BYTES:
+            return RowsInMemory(dequantise(weight))
+        return MappedRows(weight)
+
+    def take_stored(self, name: str) -> StoredWeight:
+        """A weight as its file has it: mapped pages, not dequantised. Counts as taken.
+
+        Raises BrokenModelFile.
+        """
+        location = self._located(name)
+        scales = None if location.scales is None else self._read(location.scales)
+        self._taken.add(name)
+        return StoredWeight(location.dtype, self._values(location), scales, location.block)
+
+    def check_all_taken(self) -> None:
+        check_nothing_left(str(self.folder.path), set(self._locations.keys() - self._taken))
+
+    def _take_stored(self, name: str, shape: tuple[int, ...]) -> StoredWeight:
+        check_shape(str(self.folder.path), name, self._located(name).entry.shape, shape)
+        return self.take_stored(name)
+
+    def _located(self, name: str) -> Location:
+        if name not in self._locations:
+            raise BrokenModelFile(
+                f"{self.folder.path}: no tensor {name!r}",
+                hint="its config implies none, or it is not of this worker's part",
+            )
+        return self._locations[name]
+
+    def _values(self, location: Location) -> Tensor:
+        place = location.place
+        if place.expert is None:
+            return self._read(place.stored)
+        rows = location.entry.shape[0]
+        start = (place.half or 0) * rows
+        return self._file_of(place.stored).get_slice(place.stored)[place.expert, start : start + rows]
+
+    def _read(self, stored: str) -> Tensor:
+        try:
+            return self._file_of(stored).get_tensor(stored)
+        except SafetensorError as error:
+            raise BrokenModelFile(f"{self.folder.shards[stored]}: tensor {stored!r}: {error}") from error
+
+    def _file_of(self, stored: str) -> _File:
+        shard = self.folder.shards[stored]
+        if self._file is None or shard != self._shard:
+            self._file = None  # unmaps the file before the next one is mapped
+            self._file, self._shard = cast(_File, safe_open(shard, framework="pt")), shard
+        return self._file
+
+
+@dataclass(frozen=True, slots=True)
+class MappedRows:
+    """A table in its file. Reading a row that is in no page yet waits for the disk."""
+
+    weight: StoredWeight
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """float32 [M, E] of int64 ids [M]."""
+        weight = self.weight
+        scales = None if weight.scales is None else _picked(weight.scales, ids)
+        return dequantise(StoredWeight(weight.dtype, _picked(weight.values, ids), scales, (1, GROUP)))
+
+
+def _picked(table: Tensor, ids: Tensor) -> Tensor:
+    """Rows of a table; torch indexes bytes, and not each of the types of one byte."""
+    return table.view(torch.uint8)[ids].view(table.dtype) if table.itemsize == 1 else table[ids]
