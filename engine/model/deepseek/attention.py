@@ -88,7 +88,7 @@ class Attention:
         entries = step.cache.sources[self._role.layer]
         latents_GD = self._compressor.latents(step.operations, projected, plan, entries.open)
         step.shared.index_keys = {}
-        if len(latents_GD) == 0:
+        if plan.written.shape[0] == 0:
             return
         keys = self._index_keys(step.operations, latents_GD, angles)
         rotate_(latents_GD, angles)
@@ -100,7 +100,7 @@ class Attention:
         weights = (self._wq_b, *((self._indexer.query,) if self._indexer else ()))
         queries = numerics.linear(step.operations, latent_TQ, weights)
         angles = step.angles(view.queries, self._role.ratio)
-        q_THD = queries[0].view(len(latent_TQ), self._heads, -1)
+        q_THD = queries[0].view(latent_TQ.shape[0], self._heads, -1)
         rotate_(q_THD, angles)
         if self._indexer is not None:
             step.shared.selection = self._indexer.select(step, view.queries, queries[1], projected[1])

@@ -34,13 +34,13 @@ def attend(q_THD: Tensor, entries: Sequence[Entries], sink_H: Tensor, scale: flo
     width = sum(e.index.shape[1] for e in entries)
     chunk = max(1, _GATHERED // (width * q_THD.shape[2]))
     out = torch.empty_like(q_THD)
-    for start in range(0, len(q_THD), chunk):
+    for start in range(0, q_THD.shape[0], chunk):
         rows = slice(start, start + chunk)
         keys_TSD = torch.cat([e.gather(rows) for e in entries], 1)
         absent_TS = torch.cat([e.index[rows] == 0 for e in entries], 1)
         logits = numerics.batched_product(q_THD[rows], keys_TSD.transpose(1, 2)).mul_(scale)
         logits.masked_fill_(absent_TS[:, None], -torch.inf)
-        sinks = sink_H[None, :, None].expand(len(logits), -1, 1)
+        sinks = sink_H[None, :, None].expand(logits.shape[0], -1, 1)
         weights = numerics.softmax(torch.cat((logits, sinks), 2))[:, :, :-1]
         out[rows] = numerics.batched_product(weights.contiguous(), keys_TSD)
     return out

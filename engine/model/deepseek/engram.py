@@ -42,7 +42,7 @@ class Engram:
 
     def look_up(self, rows_TX: Tensor) -> Tensor:
         """[T, E]. Blocks for the time that the rows' pages take."""
-        return self.table.rows(rows_TX.flatten()).view(len(rows_TX), -1)
+        return self.table.rows(rows_TX.flatten()).view(rows_TX.shape[0], -1)
 
     def __call__(self, operations: Operations, x_TNC: Tensor, found_TE: Tensor, dead_T: Tensor) -> Tensor:
         """X_k + g_k v, with keys K_k and one value v from the memory.

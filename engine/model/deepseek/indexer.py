@@ -80,13 +80,13 @@ class Indexer:
         blocks = step.shared.candidates.get(own.slot) if self._role.uses_candidates else None
         makes = self._role.makes_candidates and self._blocks * self._size < count
         if count <= self._k and blocks is None and not makes:  # every visible group is chosen
-            groups = torch.arange(count).expand(len(q_TIJ), count)
+            groups = torch.arange(count).expand(q_TIJ.shape[0], count)
             return groups.masked_fill(groups >= visible_T[:, None], -1)
         keys_NJ = self._keys(step, rows, sequence)
         chosen: list[Tensor] = []
         made: list[Tensor] = []
         chunk = max(1, _SCORES // (count * self._heads))
-        for start in range(0, len(q_TIJ), chunk):
+        for start in range(0, q_TIJ.shape[0], chunk):
             part = slice(start, start + chunk)
             scores = index_scores(step.operations, q_TIJ[part], a_TI[part], keys_NJ, visible_T[part])
             if makes:
@@ -135,4 +135,4 @@ def index_scores(
     products = numerics.dot_products(operations, q_TIJ.flatten(0, 1), keys_NJ).relu_()
     weighted = products.view(*a_TI.shape, -1).mul_(a_TI[:, :, None])
     scores = numerics.tree_sum(weighted, 1)
-    return scores.masked_fill_(torch.arange(len(keys_NJ)) >= visible_T[:, None], -torch.inf)
+    return scores.masked_fill_(torch.arange(keys_NJ.shape[0]) >= visible_T[:, None], -torch.inf)

@@ -88,7 +88,7 @@ class DeepseekModel:
             if layer == cache.cut and image_T is not None and step.picked is not None:
                 image_T = image_T[step.picked]
             stream = block(step, stream, image_T, lookups)
-            if len(stream.x) == 0:
+            if stream.x.shape[0] == 0:
                 break
             if observer is not None:
                 observer.left(layer, stream, step.view(layer).queries)

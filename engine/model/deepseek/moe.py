@@ -88,8 +88,9 @@ class MixtureOfExperts:
         order_A = routes.experts.flatten().argsort(stable=True)  # assignments, expert by expert
         counts = torch.bincount(routes.experts.flatten(), minlength=len(self._experts))
         outputs_AC = self._run_all(operations, x_TC, order_A // k, counts)
-        shared_TC, routed_AC = outputs_AC[: len(x_TC)], torch.empty_like(outputs_AC[len(x_TC) :])
-        routed_AC[order_A] = outputs_AC[len(x_TC) :]
+        rows = x_TC.shape[0]
+        shared_TC, routed_AC = outputs_AC[:rows], torch.empty_like(outputs_AC[rows:])
+        routed_AC[order_A] = outputs_AC[rows:]
         weighted_TKC = routed_AC.view(-1, k, x_TC.shape[1]) * routes.weights[:, :, None]
         total_TC = weighted_TKC[:, 0]
         for slot in range(1, k):
@@ -98,9 +99,9 @@ class MixtureOfExperts:
 
     def _run_all(self, operations: Operations, x_TC: Tensor, rows_A: Tensor, counts_E: Tensor) -> Tensor:
         """[T + A, C]: the shared expert on every row, then each expert on its rows, in order of `rows_A`."""
-        busy = [int(e) for e in counts_E.nonzero()]
-        experts = [self._shared, *(self._experts[e] for e in busy)]
-        stops = list(accumulate((int(counts_E[e]) for e in busy), initial=len(x_TC)))
+        busy = [(e, int(count)) for e, count in enumerate(counts_E.numpy()) if count]
+        experts = [self._shared, *(self._experts[e] for e, _ in busy)]
+        stops = accumulate((count for _, count in busy), initial=x_TC.shape[0])
         parts = [slice(start, stop) for start, stop in pairwise((0, *stops))]
         inputs = torch.cat((x_TC, x_TC[rows_A]))
         pairs = [

@@ -75,7 +75,7 @@ def power_of_two_scales(amax: Tensor, largest: float) -> Tensor:
 
 def in_groups(x: Tensor, channels: int) -> Tensor:
     """[..., C] as [..., G, channels]."""
-    return x.reshape(*x.shape[:-1], -1, channels)
+    return x.reshape(*x.shape[:-1], x.shape[-1] // channels, channels)
 
 
 def largest_in_groups(grouped: Tensor) -> Tensor:

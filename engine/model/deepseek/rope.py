@@ -39,12 +39,12 @@ class RotaryTable:
 
     def angles(self, positions_T: Tensor) -> Angles:
         """Of int64 positions. float64 angles, rounded once."""
-        if len(positions_T):
+        if positions_T.shape[0]:
             self._grow(int(positions_T.max()) + 1)
         return Angles(self._cos_PR[positions_T], self._sin_PR[positions_T])
 
     def _grow(self, num_positions: int) -> None:
-        known = len(self._cos_PR)
+        known = self._cos_PR.shape[0]
         if num_positions <= known:
             return
         starts = range(known, max(num_positions, 2 * known), _STRETCH)

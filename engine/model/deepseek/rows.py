@@ -77,6 +77,7 @@ class Rows:
         self.sequences = tuple(sequences)
         self.block_tokens = block_tokens
         counts = [s.count for s in self.sequences]
+        self._count = sum(counts)
         self._starts_S = torch.tensor([s.start for s in self.sequences], dtype=torch.int64)
         self._counts_S = torch.tensor(counts, dtype=torch.int64)
         self._slots_S = torch.tensor([s.slot for s in self.sequences], dtype=torch.int64)
@@ -91,7 +92,7 @@ class Rows:
         ).view(len(counts), width)
 
     def __len__(self) -> int:
-        return len(self.positions_T)
+        return self._count
 
     def row_slice(self, sequence: int) -> slice:
         """The rows of the sequence with that number."""
