@@ -24,7 +24,8 @@ OBSERVATION_CHARS = 1_200  # about 350 tokens: a small model's context is short,
 RUN_TIMEOUT_S = 60.0
 MAX_RUN_TIMEOUT_S = 600.0
 
-_BLOCK = re.compile(r"```action[ \t]*\n(.*?)```", re.DOTALL)
+_OPENING = re.compile(r"```action[ \t]*\n\s*")
+_JSON = json.JSONDecoder(strict=False)
 
 
 class _Action(BaseModel):
@@ -105,7 +106,7 @@ class Observation:
 
 def parse_action(text: str) -> Action:
     """The one action in a model's answer. Raises `ActionError` with advice for the model."""
-    blocks: list[str] = _BLOCK.findall(text)
+    blocks = _blocks(text)
     if len(blocks) != 1:
         raise ActionError(f"your answer holds {len(blocks)} action blocks, write exactly one ```action block")
     try:
@@ -125,6 +126,27 @@ def parse_action(text: str) -> Action:
         raise ActionError(f"{where}: {first['msg']}") from error
     except ValueError as error:  # numbers of thousands of digits
         raise ActionError(f"the action holds a value that cannot be read: {error}") from error
+
+
+def _blocks(text: str) -> list[str]:
+    """The closed action blocks. Fences inside of JSON strings are text: agents write Markdown too."""
+    blocks: list[str] = []
+    at = 0
+    while (opening := _OPENING.search(text, at)) is not None:
+        closing = text.find("```", _value_end(text, opening.end()))
+        if closing < 0:
+            break
+        blocks.append(text[opening.end() : closing])
+        at = closing + 3
+    return blocks
+
+
+def _value_end(text: str, start: int) -> int:
+    """Where the JSON value ends that starts at `start`; `start` where none does."""
+    try:
+        return _JSON.raw_decode(text, start)[1]
+    except (ValueError, RecursionError):  # `parse_action` reads the block again, and says what is wrong
+        return start
 
 
 def clip(text: str, limit: int = OBSERVATION_CHARS) -> str:

@@ -8,7 +8,7 @@ from team_doubles import action
 
 from teams.agent import Conversation
 from teams.digests import digest, normalise
-from teams.tools import ActionError, Edit, Run, Take, Wait, clip, parse_action
+from teams.tools import ActionError, Edit, Run, Take, Wait, Write, clip, parse_action
 
 
 def test_an_action_is_read_from_among_prose():
@@ -31,6 +31,8 @@ def test_line_breaks_inside_strings_are_taken_as_they_are():
     [
         ("no block at all", "0 action blocks"),
         (action(do="submit") * 2, "2 action blocks"),
+        (action(do="submit")[:-3], "0 action blocks"),
+        ('```action\n{"do": "submit"} and more\n```', "Extra data"),
         ("```action\n{broken\n```", "not valid JSON"),
         (action(do="fly"), "does not match any of the expected tags"),
         (action(do="run"), "cmd: Field required"),
@@ -42,6 +44,20 @@ def test_line_breaks_inside_strings_are_taken_as_they_are():
 def test_what_is_no_action_gets_advice(text, advice):
     with pytest.raises(ActionError, match=advice):
         parse_action(text)
+
+
+def test_a_file_may_hold_a_fence():
+    content = "# Use\n```python\nprint(1)\n```\n```action\n{}\n```\n"
+    assert parse_action(f"So:\n{action(do='write', path='a.md', content=content)}\nDone.") == Write(
+        do="write", path="a.md", content=content
+    )
+
+
+@given(st.text() | st.text(alphabet='`"\\{}\naction '), st.booleans())
+def test_every_content_arrives_as_it_was_written(content, as_ascii):
+    fields = {"do": "write", "path": "a.md", "content": content}
+    block = f"```action\n{json.dumps(fields, ensure_ascii=as_ascii)}\n```"
+    assert parse_action(f"I write.\n{block}\n").content == content
 
 
 @given(st.text())
