@@ -14,7 +14,7 @@ IntervalKind = Literal[
     "model.prefill",
     "model.transfer",  # KV hand-off from prefill to decode worker
     "model.decode",
-    "tool.queue",
+    "tool.queue",  # waiting for a box that a teammate uses
     "tool.run",
     "sandbox.create",
     "wait",  # blocked on other agents: a join, a message, a board task
@@ -45,8 +45,9 @@ class Edge:
     """`target` could not go on before `source` had ended.
 
     spawn: source is the parent's spawning interval, target the child's first interval.
-    join, message, unblock: source is the last interval of the one waited for, target the `wait` interval
-    that it ends (or, where the receiver was not waiting, the interval in which it was taken up).
+    join, message: source is the last interval of the one waited for, target the `wait` interval that it ends
+    (or, where the receiver was not waiting, the interval in which it was taken up).
+    unblock: source is the interval that used a box, target the `tool.queue` interval that its release ends.
     """
 
     kind: EdgeKind

@@ -3,8 +3,8 @@
 Three rules decide what depends on what:
 - A start waits for the agent's own earlier intervals that nothing has followed yet, and for the edges into
   the interval. The delay after the last of them is the interval's lag.
-- A wait ends after the sources of its edges: of those that ended while it lasted, all count. One that ran on
-  beyond the wait's end counts, up to that moment, only where no other explains the wait.
+- A wait, or a queue for a box, ends after the sources of its edges: of those that ended while it lasted, all
+  count. One that ran on beyond its end counts, up to that moment, only where no other explains it.
 - Other intervals do not wait in their middle: an edge that arrives there is loose. It shows that the
   source's work was used, and moves nothing.
 """
@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from protocol.errors import InvalidInput
 from protocol.events import Edge, Interval
 from teams.dag_arcs import add_program_order, end_arc, inside_arc, with_lag, without_scale
-from teams.dag_network import PROGRAM_ORDER, Arc, Network, Times
+from teams.dag_network import PROGRAM_ORDER, WAITS, Arc, Network, Times
 from teams.dag_order import on_cycles, topological_order
 
 
@@ -146,7 +146,7 @@ class _EdgeSorting:
 
     def sort(self, sources: Sequence[tuple[int, int]], *, has_program_arc: bool) -> None:
         start, end = self.times.start_ns[self.target], self.times.end_ns[self.target]
-        is_wait = self.intervals[self.target].kind == "wait"
+        is_wait = self.intervals[self.target].kind in WAITS
         running: list[tuple[int, int]] = []  # still running when the target went on
         for source, edge in sources:
             source_end = self.times.end_ns[source]

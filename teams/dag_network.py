@@ -10,10 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocol.events import Edge, Interval
+from protocol.events import Edge, Interval, IntervalKind
 
 PROGRAM_ORDER = -1
 END = -1
+WAITS: frozenset[IntervalKind] = frozenset({"wait", "tool.queue"})
+"""Kinds without work of their own: an edge may end one. A queue that no edge explains stays a queue."""
 
 
 class Arc(NamedTuple):
@@ -66,7 +68,7 @@ class Network:
     start_arcs: Sequence[Sequence[Arc]]
     end_arcs: Sequence[Sequence[Arc]]
     loose: Sequence[Sequence[int]]  # sources of edges that arrive in mid-interval and move nothing
-    answered: frozenset[int]  # waits that some edge explains
+    answered: frozenset[int]  # waits and queues that some edge explains
     origin_ns: int
     fixed_final: int | None  # the interval whose end is the run's, where the caller named one
     order: Sequence[int]

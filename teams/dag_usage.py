@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from protocol.events import Interval
 from teams.critical_path import NS_PER_S
-from teams.dag_network import Network
+from teams.dag_network import WAITS, Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Wasted:
 
 
 def is_work(interval: Interval) -> bool:
-    """Everything but waiting."""
-    return interval.kind != "wait"
+    """Everything but waiting and queueing for a box."""
+    return interval.kind not in WAITS
 
 
 def concurrency(network: Network) -> Concurrency:

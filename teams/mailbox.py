@@ -31,8 +31,8 @@ class Message:
 class Mailbox:
     """The boxes of all agents of a team.
 
-    Belongs to one event loop; no call blocks (the journal is flushed, not synced). A journal that exists is
-    read first: undelivered messages of an earlier process are there again, in their order.
+    Belongs to one event loop; no call blocks (the journal is flushed, not synced). The journal is a
+    record for people: a run starts with empty boxes, and refuses a journal that exists (`InvalidInput`).
     """
 
     def __init__(self, *, capacity: int = 32, max_chars: int = 2_000, journal: Path | None = None) -> None:
@@ -44,11 +44,10 @@ class Mailbox:
         self._number = 0
         self._journal: TextIO | None = None
         if journal is not None:
-            self._recover(journal)
-            self._journal = journal.open("a", encoding="utf-8")
+            self._journal = _create(journal)
 
     def open_box(self, owner: str) -> None:
-        """Makes a box; one that a journal brought back stays as it is."""
+        """Makes an empty box; one that is there stays as it is."""
         self._boxes.setdefault(owner, deque())
 
     def send(self, sender: str, receiver: str, text: str, source_interval: str) -> Message:
@@ -97,20 +96,9 @@ class Mailbox:
             self._journal.write(json.dumps(entry) + "\n")
             self._journal.flush()
 
-    def _recover(self, journal: Path) -> None:
-        if not journal.exists():
-            return
-        text = journal.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # a torn last line was never delivered: cut it, so that the next one starts clean
-            journal.write_text(whole, encoding="utf-8")
-        for line in whole.splitlines():
-            entry = json.loads(line)
-            if "sent" in entry:
-                message = Message(**entry["sent"])
-                self._number = message.number
-                self._boxes.setdefault(message.receiver, deque()).append(message)
-            else:
-                box = self._boxes.setdefault(entry["taken"], deque())
-                while box and box[0].number <= entry["up_to"]:
-                    box.popleft()
+
+def _create(journal: Path) -> TextIO:
+    try:
+        return journal.open("x", encoding="utf-8")
+    except FileExistsError as error:
+        raise InvalidInput(f"mail journal {journal} exists already", hint="choose a new path") from error

@@ -1,13 +1,13 @@
 """One agent's hands: everything that it can do, each deed recorded in the team's events."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from protocol.errors import InvalidInput
 from protocol.events import Interval, Scalar
 from protocol.ids import new_id
+from teams.desk import Desk
 from teams.mailbox import Mailbox, Message
 from teams.model_client import ChatMessage, Completion, ModelClient
 from teams.recorder import Recorder
@@ -83,7 +83,7 @@ class Member:
         self._peers = peers
         self._spawn = spawn
         self._cancel = cancel
-        self._box = asyncio.Lock()  # a teammate may take the diff while this one works
+        self.desk = Desk()  # a teammate may take the diff while this one works
 
     @property
     def unread(self) -> int:
@@ -94,7 +94,7 @@ class Member:
         self, messages: Sequence[ChatMessage], *, max_tokens: int, temperature: float, seed: int | None
     ) -> Completion:
         """One model call. Raises `ModelError`; a cancelled call leaves an interval that says so."""
-        start_ns = self.recorder.clock.now_ns()
+        call = self.recorder.begin("model.decode")
         try:
             completion = await self._model.complete(
                 messages, max_tokens=max_tokens, temperature=temperature, seed=seed
@@ -102,11 +102,11 @@ class Member:
         except BaseException as error:
             attributes: dict[str, Scalar] = {"measured": "client", "ended_by": type(error).__name__}
             end_ns = self.recorder.clock.now_ns()
-            self.recorder.add(
-                Interval(new_id("ivl"), self.name, "model.decode", start_ns, end_ns, "", attributes)
-            )
+            self.recorder.add(replace(call, end_ns=end_ns, attributes=attributes))
             raise
-        for phase in completion.timeline:
+        # The last phase completes the interval that was begun.
+        ids = [*(new_id("ivl") for _ in completion.timeline[1:]), call.id]
+        for interval_id, phase in zip(ids, completion.timeline, strict=True):
             attributes: dict[str, Scalar] = {
                 "measured": phase.measured,
                 "request_id": completion.request_id,
@@ -114,50 +114,46 @@ class Member:
                 "completion_tokens": completion.completion_tokens,
             }
             self.recorder.add(
-                Interval(new_id("ivl"), self.name, phase.kind, phase.start_ns, phase.end_ns, "", attributes)
+                Interval(interval_id, self.name, phase.kind, phase.start_ns, phase.end_ns, "", attributes)
             )
         return completion
 
     async def run(self, command: str, *, timeout_s: float) -> CommandResult:
         """A shell command in the agent's own sandbox."""
-        with self.recorder.interval("tool.run", "run", command=command[:200]) as span:
-            async with self._box:
-                result = await self._sandbox.run(command, timeout_s=timeout_s)
+        async with self.desk.use(self.recorder, "run", command=command[:200]) as span:
+            result = await self._sandbox.run(command, timeout_s=timeout_s)
             span.attributes["exit_code"] = -1 if result.exit_code is None else result.exit_code
             span.attributes["reason"] = result.reason
         return result
 
     async def write(self, path: str, data: bytes) -> None:
         """Writes a file of the workspace. Raises `InvalidInput` for a path that leads out of it."""
-        with self.recorder.interval("tool.run", "write", path=path):
-            async with self._box:
-                await self._sandbox.write(checked_path(path), data)
+        async with self.desk.use(self.recorder, "write", path=path):
+            await self._sandbox.write(checked_path(path), data)
 
     async def edit(self, path: str, old: str, new: str) -> None:
         """Replaces the one occurrence of `old`.
 
         Raises `InvalidInput` where the file, or exactly one occurrence, is not there.
         """
-        with self.recorder.interval("tool.run", "edit", path=path):
-            async with self._box:
-                data = await self._sandbox.read(checked_path(path))
-                await self._sandbox.write(checked_path(path), _replaced(path, data, old, new))
+        async with self.desk.use(self.recorder, "edit", path=path):
+            data = await self._sandbox.read(checked_path(path))
+            await self._sandbox.write(checked_path(path), _replaced(path, data, old, new))
 
     async def take(self, name: str) -> Diff:
         """Puts a teammate's changes, as they are now, into the own workspace."""
-        with self.recorder.interval("tool.run", "take", source=name):
-            diff = await self._diff_of(name)
-            async with self._box:
-                for path, data in diff.changed.items():
-                    await self._sandbox.write(path, data)
-                for path in diff.removed:
-                    await self._sandbox.remove(path)
+        diff = await self._diff_of(name)
+        async with self.desk.use(self.recorder, "take", source=name):
+            for path, data in diff.changed.items():
+                await self._sandbox.write(path, data)
+            for path in diff.removed:
+                await self._sandbox.remove(path)
         return diff
 
     async def diff(self) -> Diff:
         """What this agent changed so far. Raises `WorkspaceError` where a diff cannot carry it."""
-        with self.recorder.interval("tool.run", "diff"):
-            return await self._snapshot()
+        async with self.desk.use(self.recorder, "diff"):
+            return await self.snapshot()
 
     def spawn(self, name: str, program: Program, task: str) -> None:
         """Starts a teammate. Returns at once; raises `InvalidInput` for a bad or taken name."""
@@ -228,19 +224,16 @@ class Member:
         peer = self._peers(name)
         if peer is None or peer is self:
             raise InvalidInput(f"{name!r} has no workspace to take from yet", hint="wait for it first")
-        return await peer.peek()
+        async with peer.desk.use(self.recorder, "look", source=name):
+            return await peer.snapshot()
 
-    async def peek(self) -> Diff:
-        """The changes so far, for a teammate; recorded in the teammate's life, not in this one's."""
-        return await self._snapshot()
+    async def snapshot(self) -> Diff:
+        """The changes so far, recorded nowhere. Only for who holds the desk."""
+        return take_diff(self._clean, await self._sandbox.snapshot())
 
     def _note_cause(self, source: str | None) -> None:
         if source is not None:
             self.recorder.caused_by("join", source)
-
-    async def _snapshot(self) -> Diff:
-        async with self._box:
-            return take_diff(self._clean, await self._sandbox.snapshot())
 
 
 def _replaced(path: str, data: bytes | None, old: str, new: str) -> bytes:

@@ -48,7 +48,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A model's answer. The phases are in time order; token counts are the endpoint's."""
+    """A model's answer. At least one phase, in time order; token counts are the endpoint's."""
 
     text: str
     timeline: tuple[Phase, ...]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from protocol.events import IntervalKind
 from teams.critical_path import NS_PER_S
-from teams.dag_network import END, Arc, Network
+from teams.dag_network import END, WAITS, Arc, Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class StructuralPath:
 def structural_path(network: Network) -> StructuralPath:
     """The longest chain of work, in time."""
     weights = [
-        0 if interval.kind == "wait" else network.recorded.duration_ns(index)
+        0 if interval.kind in WAITS else network.recorded.duration_ns(index)
         for index, interval in enumerate(network.intervals)
     ]
     chain = _Chain(network, weights)
     chain.run()
-    ids = tuple(network.intervals[i].id for i in chain.longest() if network.intervals[i].kind != "wait")
+    ids = tuple(network.intervals[i].id for i in chain.longest() if network.intervals[i].kind not in WAITS)
     return StructuralPath(ids, max(chain.at_end), sum(weights))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from protocol.clock import Clock
@@ -12,6 +12,10 @@ from protocol.ids import new_id
 
 class EventSink(Protocol):
     """Where events go, in the order in which they became known. Does not block for long."""
+
+    def begin(self, interval: Interval, /) -> None:
+        """Notes an interval whose end is not known yet; `add` with the same id completes it."""
+        ...
 
     def add(self, event: Interval | Edge, /) -> None:
         """Appends one event."""
@@ -44,8 +48,8 @@ class Recorder:
     @contextmanager
     def interval(self, kind: IntervalKind, name: str = "", **attributes: Scalar) -> Generator[Span]:
         """Records the time inside the block. An exception is noted, by its kind, and goes on."""
-        span = Span(new_id("ivl"), name, dict(attributes))
-        start_ns = self.clock.now_ns()
+        begun = self.begin(kind, name, **attributes)
+        span = Span(begun.id, name, dict(attributes))
         try:
             yield span
         except BaseException as error:
@@ -53,7 +57,14 @@ class Recorder:
             raise
         finally:
             end_ns = self.clock.now_ns()
-            self.add(Interval(span.id, self.agent, kind, start_ns, end_ns, span.name, span.attributes))
+            self.add(replace(begun, end_ns=end_ns, name=span.name, attributes=span.attributes))
+
+    def begin(self, kind: IntervalKind, name: str = "", **attributes: Scalar) -> Interval:
+        """Notes that an interval starts now: a crash leaves that. `add` with its id completes it."""
+        now_ns = self.clock.now_ns()
+        interval = Interval(new_id("ivl"), self.agent, kind, now_ns, now_ns, name, dict(attributes))
+        self._sink.begin(interval)
+        return interval
 
     def add(self, interval: Interval) -> None:
         """Records an interval that was measured elsewhere, as this agent's next one."""

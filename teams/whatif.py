@@ -1,8 +1,8 @@
 """What if: the run again, with some intervals longer or shorter.
 
 By recomputation, never by subtracting from the path, since a shorter interval may put another chain on it.
-Each interval starts as long after its predecessors as it did; a wait ends as long after its sources as it
-did; a wait that nothing explains keeps its length, like a timer.
+Each interval starts as long after its predecessors as it did; a wait or queue ends as long after its sources
+as it did; one that nothing explains keeps its length, like a timer.
 """
 
 import math
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from protocol.errors import InvalidInput
 from protocol.events import Interval, IntervalKind
 from teams.critical_path import NS_PER_S, Path, walk
-from teams.dag_network import Network, Times
+from teams.dag_network import WAITS, Network, Times
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Multiply the duration of every interval that fits all that is given. Waits are never scaled."""
+    """Multiply the duration of every interval that fits all that is given. Waits and queues never are."""
 
     factor: float
     kind: IntervalKind | None = None
@@ -27,7 +27,7 @@ class Scale:
 
     def fits(self, interval: Interval) -> bool:
         return (
-            interval.kind != "wait"
+            interval.kind not in WAITS
             and (self.kind is None or interval.kind == self.kind)
             and (self.agent is None or interval.agent == self.agent)
             and (self.name is None or interval.name == self.name)

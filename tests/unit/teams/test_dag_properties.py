@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from protocol.events import Edge, EdgeKind, Interval, IntervalKind
 from teams.dag import Dag
+from teams.dag_network import WAITS
 from teams.events import EventLog
 from teams.path_slack import slack_ns
 from teams.whatif import Scale, simulate
 
-KINDS: tuple[IntervalKind, ...] = ("model.decode", "tool.run", "harness", "wait", "wait")
+KINDS: tuple[IntervalKind, ...] = ("model.decode", "tool.run", "harness", "wait", "wait", "tool.queue")
 EDGES: tuple[EdgeKind, ...] = ("spawn", "join", "message", "unblock")
 Run = tuple[list[Interval], list[Edge]]
 
@@ -123,7 +124,7 @@ def test_the_structural_path_is_a_lower_bound(run: Run, tolerance_ns: int):
 def test_splitting_an_interval_keeps_the_makespan_and_the_structural_length(run: Run):
     """Cut the last interval of the path in two: edges into its start and out of its end stay with a half."""
     final = max(run[0], key=lambda i: (i.end_ns, i.start_ns))
-    if final.kind == "wait" or final.end_ns - final.start_ns < 2 or len(agent_of(run, final)) > 1:
+    if final.kind in WAITS or final.end_ns - final.start_ns < 2 or len(agent_of(run, final)) > 1:
         return
     middle = (final.start_ns + final.end_ns) // 2
     halves = [replace(final, end_ns=middle), replace(final, id="second", start_ns=middle)]
