@@ -2,14 +2,14 @@
 
 Everything runs in one task group of one event loop; the models are behind HTTP and the tools in sandboxes.
 However a run ends (submitted, out of time, cancelled, failed), every task has ended and every sandbox is
-killed before `Team.run` returns.
+killed before `Team.run` returns; one that could not be killed is named, and costs nobody's finished work.
 """
 
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +24,7 @@ from teams.roster import Outcome, Roster
 from teams.workspace import AgentSandbox, Diff, SandboxFactory, Tree, WorkspaceError
 
 LEAD = "lead"
+_SNAPSHOT_S = 30.0  # beyond the deadline, for the lead's changes
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,15}")
 
 
@@ -61,6 +62,7 @@ class TeamResult:
     diff: Diff
     outcomes: tuple[Outcome, ...]
     transcript: tuple[Turn, ...]
+    leaks: tuple[str, ...] = ()  # a line for each sandbox or connection that could not be freed
 
     @property
     def solved(self) -> bool:
@@ -75,6 +77,7 @@ class _Crew:
     group: asyncio.TaskGroup
     roster: Roster
     mailbox: Mailbox
+    deadline: asyncio.Timeout
     tasks: dict[str, asyncio.Task[Outcome]] = field(default_factory=dict[str, asyncio.Task[Outcome]])
     members: dict[str, Member] = field(default_factory=dict[str, Member])
     transcript: list[Turn] = field(default_factory=list[Turn])
@@ -109,29 +112,33 @@ class Team:
         self._progress = progress
         self._open: dict[str, AgentSandbox] = {}
         self._endings: dict[str, Ending] = {}
-        self._failure: DockyardError | None = None  # what ended the lead
+        self._failure: Exception | None = None  # what ended the lead
+        self._late: dict[str, Diff] = {}  # what the deadline found
+        self._leaks: list[str] = []
 
     def check_integrity(self) -> list[str]:
-        """Names of agents whose sandbox is still open; empty after a run."""
+        """Names of agents whose sandbox is still open; after a run, those that could not be killed."""
         return sorted(self._open)
 
     async def run(self, program: Program) -> TeamResult:
         """Runs the lead's program to its end, then the hidden tests.
 
-        The deadline ends the run with what there is and no verdict. Raises the `DockyardError` that ended
-        the lead; a teammate's failure is told to those who wait for it. May be cancelled.
+        The deadline ends the run with what the lead has changed by then (read within 30 s more, or nothing)
+        and no verdict. Raises what ended the lead, a `DockyardError` where it is not a fault of ours; a
+        teammate's failure is told to those who wait for it. May be cancelled.
         """
         mailbox = Mailbox(capacity=self._limits.mailbox_capacity, journal=self._journal)
         transcript: list[Turn] = []
         roster = Roster()
         try:
-            async with asyncio.timeout(self._limits.deadline_s), asyncio.TaskGroup() as group:
-                crew = _Crew(group, roster, mailbox, transcript=transcript)
+            async with asyncio.timeout(self._limits.deadline_s) as deadline, asyncio.TaskGroup() as group:
+                crew = _Crew(group, roster, mailbox, deadline, transcript=transcript)
                 lead = await self._start(crew, LEAD, program, cause=None)
                 await self._dismiss(crew)
         except TimeoutError:
             self._progress(f"deadline of {self._limits.deadline_s:g} s reached")
-            return self._result("deadline", None, Diff(), roster, transcript)
+            reached = roster.outcome(LEAD)
+            return self._result("deadline", None, reached.diff if reached else Diff(), roster, transcript)
         finally:
             mailbox.close()
         if self._failure is not None:
@@ -163,13 +170,15 @@ class Team:
                 self._progress(f"{name} starts")
             ending, diff = await self._work(crew, name, program, recorder)
             outcome = Outcome(name, "done", ending.summary, diff, recorder.last_interval)
-        except DockyardError as error:
-            outcome = Outcome(name, "failed", str(error), Diff(), recorder.last_interval)
+        except Exception as error:  # one agent's fault, whatever it is, ends that agent and not its team
+            outcome = Outcome(name, "failed", _told(error), Diff(), recorder.last_interval)
             if name == LEAD:
                 self._failure = error
         finally:
             if outcome.state == "cancelled":
-                outcome = Outcome(name, "cancelled", outcome.summary, Diff(), recorder.last_interval)
+                outcome = replace(
+                    outcome, diff=self._late.get(name, Diff()), last_interval=recorder.last_interval
+                )
             crew.members.pop(name, None)
             crew.roster.finish(outcome)
             self._progress(f"{name} {outcome.state}: {outcome.summary}"[:160])
@@ -181,15 +190,31 @@ class Team:
         async with AsyncExitStack() as held:
             with recorder.interval("harness", "connect"):
                 model = self._models(name)
-            held.push_async_callback(_undisturbed, model.close)
+            held.push_async_callback(_undisturbed, lambda: self._free(f"{name}'s connection", model.close))
             with recorder.interval("sandbox.create"):
                 sandbox = await self._sandboxes(f"{self.run_id}.{name}", self._workspace)
             self._open[name] = sandbox
-            held.push_async_callback(_undisturbed, lambda: self._close(name, sandbox))
+            held.push_async_callback(
+                _undisturbed, lambda: self._free(f"{name}'s sandbox", lambda: self._close(name, sandbox))
+            )
             member = self._member(crew, name, recorder, model, sandbox)
             crew.members[name] = member
-            self._endings[name], diff = await _finish(member, await program(member))
+            try:
+                self._endings[name], diff = await _finish(member, await program(member))
+            except asyncio.CancelledError:
+                if name == LEAD and crew.deadline.expired():
+                    self._late[name] = await _late_diff(member)
+                raise
             return self._endings[name], diff
+
+    async def _free(self, what: str, free: Callable[[], Awaitable[None]]) -> None:
+        # Told, never raised: what the agent has handed in is worth more than a clean end.
+        try:
+            await free()
+        except Exception as error:
+            leak = f"{what} could not be freed: {_told(error)}"
+            self._leaks.append(leak)
+            self._progress(leak[:160])
 
     async def _close(self, name: str, sandbox: AgentSandbox) -> None:
         await sandbox.kill()
@@ -255,7 +280,7 @@ class Team:
         self, ended: TeamEnd, verdict: Verdict | None, diff: Diff, roster: Roster, transcript: list[Turn]
     ) -> TeamResult:
         outcomes = tuple(o for name in roster.names() if (o := roster.outcome(name)) is not None)
-        return TeamResult(self.run_id, ended, verdict, diff, outcomes, tuple(transcript))
+        return TeamResult(self.run_id, ended, verdict, diff, outcomes, tuple(transcript), tuple(self._leaks))
 
 
 async def _finish(member: Member, ending: Ending) -> tuple[Ending, Diff]:
@@ -263,6 +288,19 @@ async def _finish(member: Member, ending: Ending) -> tuple[Ending, Diff]:
         return ending, await member.diff()
     except WorkspaceError as error:  # the agent's doing, not the platform's: it has nothing to hand in
         return Ending("gave up", f"its changes were refused: {error}"), Diff()
+
+
+async def _late_diff(member: Member) -> Diff:
+    """What the lead has changed when the deadline comes; nothing where it cannot be read in its time."""
+    try:
+        async with asyncio.timeout(_SNAPSHOT_S):
+            return await member.diff()
+    except (DockyardError, OSError):  # TimeoutError is one
+        return Diff()
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, DockyardError) else f"{type(error).__name__}: {error}"
 
 
 async def _undisturbed(free: Callable[[], Awaitable[None]]) -> None:

@@ -110,9 +110,11 @@ class Boxes:
 
     def __init__(self):
         self.made = []
+        self.kind = OpenBox
+        self.kinds = {}  # by the agent's name, where it differs
 
     async def __call__(self, name, tree):
-        box = OpenBox(name, tree)
+        box = self.kinds.get(name.rpartition(".")[2], self.kind)(name, tree)
         self.made.append(box)
         return box
 

@@ -1,9 +1,11 @@
 import asyncio
 
 import pytest
-from team_doubles import Boxes, ScriptedModel, action
+from team_doubles import Boxes, OpenBox, ScriptedModel, action
 
 from protocol.errors import DockyardError
+from protocol.events import Edge
+from sandbox.errors import CapacityError
 from teams.agent import AgentLimits, chat_program
 from teams.dag import Dag
 from teams.events import EventLog
@@ -146,6 +148,33 @@ def until(path):
     return f"while [ ! -e {path} ]; do sleep 0.02; done"
 
 
+def test_waiting_for_a_teammates_command_is_charged_to_that_command(tmp_path):
+    at_work = tmp_path / "at-work"
+    scene = Scene(
+        {
+            "lead": [
+                action(do="spawn", name="ada", task="x"),
+                action(do="run", cmd=until(at_work)),
+                action(do="take", **{"from": "ada"}),
+                action(do="submit"),
+            ],
+            "ada": [action(do="run", cmd=f"echo 'x = 2' > app.py; touch {at_work}; sleep 0.3")] * 2,
+        }
+    )
+    result = scene.run()
+    assert result.solved
+    (queue,) = scene.intervals("lead", "tool.queue")
+    command = scene.intervals("ada", "tool.run")[0]
+    assert Edge("unblock", command.id, queue.id) in scene.log.edges
+    assert queue.start_ns < command.end_ns <= queue.end_ns
+    (look,) = [i for i in scene.intervals("lead", "tool.run") if i.name == "look"]
+    assert look.start_ns >= command.end_ns
+    path = Dag(scene.log).critical_path()
+    assert {"ada", "lead"} <= set(path.agents)
+    assert "unblock" in path.edge_kinds
+    assert not [s for s in path.segments if s.kind == "tool.queue"]
+
+
 def test_a_message_that_comes_early_waits_for_its_reader(tmp_path):
     sent = tmp_path / "sent"
     scene = Scene(
@@ -248,10 +277,13 @@ def test_teammates_end_when_the_lead_submits(nothing_left, tmp_path):
     assert cut.attributes["ended_by"] == "CancelledError"
 
 
-def test_the_deadline_ends_everything(nothing_left):
+def test_the_deadline_ends_everything_and_keeps_what_the_lead_has_changed(nothing_left):
     scene = Scene(
         {
-            "lead": [action(do="spawn", name="ada", task="x"), action(do="run", cmd="sleep 60")],
+            "lead": [
+                action(do="spawn", name="ada", task="x"),
+                action(do="run", cmd="echo 'x = 2' > app.py; sleep 60"),
+            ],
             "ada": [action(do="run", cmd="sleep 60")],
         },
         limits=TeamLimits(deadline_s=0.5),
@@ -262,6 +294,37 @@ def test_the_deadline_ends_everything(nothing_left):
     assert result.verdict is None
     assert not result.solved
     assert scene.graded == []
+    assert result.diff.changed == {"app.py": b"x = 2\n"}
+    assert {o.name: (o.state, bool(o.diff)) for o in result.outcomes} == {
+        "lead": ("cancelled", True),
+        "ada": ("cancelled", False),
+    }
+
+
+def test_a_deadline_without_a_readable_workspace_hands_in_nothing(nothing_left):
+    scene = Scene(
+        {"lead": [action(do="run", cmd="ln -s / leak; sleep 60")]}, limits=TeamLimits(deadline_s=0.5)
+    )
+    nothing_left(scene)
+    result = scene.run()
+    assert (result.ended, bool(result.diff)) == ("deadline", False)
+
+
+class Stuck(OpenBox):
+    async def kill(self):
+        await super().kill()
+        raise CapacityError("the host cannot say who is left")
+
+
+def test_a_box_that_cannot_be_removed_costs_no_finished_work():
+    scene = Scene({"lead": [action(do="edit", path="app.py", old="x = 1", new="x = 2"), action(do="submit")]})
+    scene.boxes.kind = Stuck
+    result = scene.run()
+    assert result.solved
+    assert result.diff.changed == {"app.py": b"x = 2\n"}
+    assert result.leaks == ("lead's sandbox could not be freed: the host cannot say who is left",)
+    assert scene.team.check_integrity() == ["lead"]
+    assert result.leaks[0] in scene.lines
 
 
 def test_cancelling_a_team_frees_everything(nothing_left):
@@ -315,6 +378,39 @@ def test_a_teammate_that_fails_is_reported_to_those_who_wait(nothing_left):
     nothing_left(scene)
     scene.result = scene.run()
     assert scene.observations("lead")[1] == "ada failed: no route to the model"
+
+
+class Broken(OpenBox):
+    async def run(self, command, *, timeout_s):
+        raise OSError(24, "Too many open files")
+
+
+def test_a_fault_of_the_platform_ends_one_teammate_and_not_the_team(nothing_left):
+    scene = Scene(
+        {
+            "lead": [
+                action(do="spawn", name="ada", task="x"),
+                action(do="wait", **{"for": ["ada"]}),
+                action(do="edit", path="app.py", old="x = 1", new="x = 2"),
+                action(do="submit"),
+            ],
+            "ada": [action(do="run", cmd="true")],
+        }
+    )
+    scene.boxes.kinds["ada"] = Broken
+    nothing_left(scene)
+    scene.result = result = scene.run()
+    assert scene.observations("lead")[1] == "ada failed: OSError: [Errno 24] Too many open files"
+    assert result.solved
+    assert {o.name: o.state for o in result.outcomes} == {"lead": "done", "ada": "failed"}
+
+
+def test_such_a_fault_of_the_lead_is_raised_as_it_is(nothing_left):
+    scene = Scene({"lead": [action(do="run", cmd="true")]})
+    scene.boxes.kind = Broken
+    nothing_left(scene)
+    with pytest.raises(OSError, match="Too many open files"):
+        scene.run()
 
 
 def test_a_lead_that_fails_ends_the_run_with_its_error(nothing_left):
