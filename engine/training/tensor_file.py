@@ -1,0 +1,24 @@
+"""Named tensors and some words in one file, written whole or not at all: the safetensors format."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], words: Mapping[str, str]) -> None:
+    """Replaces the file in one step."""
+    new = file.with_suffix(".new")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new, dict(words))
+    new.replace(file)
+
+
+def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All of it, in memory."""
+    opened: Any = safetensors.safe_open(file, "pt")
+    with opened:
+        words: dict[str, str] = opened.metadata() or {}
+    return load_file(file), words

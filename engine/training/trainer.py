@@ -1,0 +1,176 @@
+"""One rank's training loop: batches to gradients to steps, resumable at every checkpoint."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.training.batches import BatchMaker
+from engine.training.losses import Loss, loss_of
+from engine.training.network import Mode, Network, Rounding
+from engine.training.optimiser import Optimiser, Rates
+from engine.training.packing import Ids, Windows
+from engine.training.parameters import Parameters
+from engine.training.ranks import Ranks
+from engine.training.tensor_file import read_tensors, write_tensors
+
+_LEARNS_INDEX_OF = 4  # steps: the indexer costs as much as the attention that it imitates
+_PROGRESS = "progress"
+CHECKPOINT = "training.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long to train, and how. Lengths in tokens of all ranks together."""
+
+    tokens: int
+    batch_tokens: int  # of one rank and step
+    length: int = 512  # of a sequence
+    long_length: int = 1024  # in the last part
+    last_part: float = 0.2  # of the tokens: chosen groups, rounded caches and experts, replayed windows
+    muon_rate: float = 0.02
+    adam_rate: float = 3e-3
+    warm_up: float = 0.02
+    decay: float = 0.5  # of the tokens, from the end: the rate falls linearly to nothing
+    bias_step: float = 1e-3  # of the router's bias
+
+    def rates(self, seen: int) -> Rates:
+        """After `seen` tokens."""
+        done = seen / self.tokens
+        factor = min(1.0, (done + 1e-4) / self.warm_up, max(1.0 - done, 0.0) / self.decay + 0.01)
+        return Rates(self.muon_rate * factor, self.adam_rate * factor)
+
+    def is_last_part(self, seen: int) -> bool:
+        return seen >= (1.0 - self.last_part) * self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a training stands; with the tensors, all that a resumed one needs."""
+
+    seen: int = 0  # tokens of all ranks
+    steps: int = 0
+    epoch: int = 0
+    batch: int = 0  # of the epoch
+    length: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is learned: the network, how its inputs are made, and the rounding of the last part."""
+
+    network: Network
+    batches: BatchMaker
+    rounding: Rounding
+
+
+class Trainer:
+    """Owns parameters and optimiser. All ranks hold the same values, bit for bit."""
+
+    def __init__(
+        self,
+        task: "Task",
+        parameters: Parameters,
+        plan: Plan,
+        ranks: Ranks = Ranks(),  # noqa: B008 - frozen
+    ) -> None:
+        self.task, self.parameters, self.plan, self.ranks = task, parameters, plan, ranks
+        self._optimiser = Optimiser(parameters)
+        self.progress = Progress(length=plan.length)
+        for name, tensor in parameters.items():
+            tensor.requires_grad_(not name.endswith(("gate.bias", "gate.bias_vl")))
+
+    def run(self, tokens: Ids, until: Callable[[], bool], log: Callable[[Progress, Loss], None]) -> None:
+        """Train until the plan's tokens are seen, or `until` says stop on any rank."""
+        while self.progress.seen < self.plan.tokens:
+            for batch in self._batches(tokens):
+                started = time.monotonic()
+                loss = self._step(batch)
+                seconds = self.progress.seconds + time.monotonic() - started
+                seen = self.progress.seen + batch.size * self.ranks.size - len(batch) * self.ranks.size
+                self.progress = replace(
+                    self.progress, seen=seen, steps=self.progress.steps + 1, batch=self.progress.batch + 1,
+                    seconds=seconds,
+                )  # fmt: skip
+                log(self.progress, loss)
+                if self.ranks.agreed(until()) or seen >= self.plan.tokens:
+                    return
+                if self._length() != self.progress.length:
+                    break
+            self.progress = replace(
+                self.progress, epoch=self.progress.epoch + 1, batch=0, length=self._length()
+            )
+
+    def _length(self) -> int:
+        late = self.plan.is_last_part(self.progress.seen)
+        return self.plan.long_length if late else self.plan.length
+
+    def _batches(self, tokens: Ids) -> Iterator[Ids]:
+        """The epoch's batches from where the training stands."""
+        windows = Windows(tokens, self.progress.length)
+        size = self.plan.batch_tokens // self.progress.length
+        batches = windows.batches(size, self.progress.epoch, self.ranks.rank, self.ranks.size)
+        for number, batch in enumerate(batches):
+            if number >= self.progress.batch:
+                yield batch
+
+    def _step(self, windows: Ids) -> Loss:
+        late = self.plan.is_last_part(self.progress.seen)
+        noise = np.random.default_rng((self.progress.steps, self.ranks.rank)) if late else None
+        batch = self.task.batches(windows[:, :-1], noise)
+        targets = torch.tensor(windows[:, 1:], dtype=torch.int64)
+        learns = late or self.progress.steps % _LEARNS_INDEX_OF == 0
+        mode = Mode(self.task.rounding if late else Rounding(), sparse=late, learn_index=learns)
+        loss = loss_of(self.task.network, self.parameters, batch, targets, mode)
+        names = [name for name, tensor in self.parameters.items() if tensor.requires_grad]
+        found = torch.autograd.grad(loss.total, [self.parameters[n] for n in names], materialize_grads=True)
+        gradients = dict(zip(names, found, strict=True))
+        self.ranks.mean(gradients)
+        _clip(gradients, 1.0)
+        with torch.no_grad():
+            self._optimiser.step(self.parameters, gradients, self.plan.rates(self.progress.seen))
+            self._balance(loss.loads)
+        return loss
+
+    def _balance(self, loads: dict[str, Tensor]) -> None:
+        """An expert with less than its share becomes likelier (section 13)."""
+        self.ranks.mean(loads)
+        for at, load in loads.items():
+            self.parameters[f"{at}ffn.gate.bias"] += self.plan.bias_step * torch.sign(load.mean() - load)
+
+    def save(self, folder: Path) -> None:
+        """A checkpoint that `resume` continues bit for bit; the last one stays whole until this one is."""
+        tensors = {f"p:{name}": tensor.detach() for name, tensor in self.parameters.items()}
+        tensors |= {f"s:{name}": tensor for name, tensor in self._optimiser.state.items()}
+        said = asdict(self.progress) | {"num_updates": self._optimiser.num_steps}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(folder / CHECKPOINT, tensors, {_PROGRESS: json.dumps(said)})
+
+    def resume(self, folder: Path) -> bool:
+        """False where there is no checkpoint."""
+        if not (folder / CHECKPOINT).exists():
+            return False
+        tensors, said = read_tensors(folder / CHECKPOINT)
+        homes = {"p": self.parameters, "s": self._optimiser.state}
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                kind, _, name_of = name.partition(":")
+                homes[kind][name_of].copy_(tensor)
+        progress = json.loads(said[_PROGRESS])
+        self._optimiser.num_steps = progress.pop("num_updates")
+        self.progress = Progress(**progress)
+        return True
+
+
+def _clip(gradients: Parameters, limit: float) -> None:
+    norm = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
+    if norm > limit:
+        for gradient in gradients.values():
+            gradient.mul_(limit / norm)
