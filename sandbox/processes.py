@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_STATE, _START_TIME = 0, 19  # fields of /proc/PID/stat, counted after the name
+_STATE, _NUM_THREADS, _START_TIME = 0, 17, 19  # fields of /proc/PID/stat, counted after the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,11 @@ class ProcessKey:
     start_ticks: int
 
     def is_alive(self) -> bool:
-        """True while this very process runs; a zombie is not alive."""
+        """True while this very process runs; a zombie is not alive, unless only its first thread is one."""
         fields = _stat_fields(self.pid)
-        return fields is not None and fields[_STATE] != "Z" and int(fields[_START_TIME]) == self.start_ticks
+        if fields is None or int(fields[_START_TIME]) != self.start_ticks:
+            return False
+        return fields[_STATE] != "Z" or int(fields[_NUM_THREADS]) > 1
 
     def kill(self) -> bool:
         """SIGKILL without a race against reuse of the pid. False when it is gone already."""

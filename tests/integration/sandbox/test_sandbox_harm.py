@@ -1,6 +1,7 @@
 """What runs in a sandbox cannot hurt the host, and each way of trying ends with its own reason."""
 
 import os
+import resource
 import tracemalloc
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from sandbox import Policy, Sandbox
 from sandbox.audit import check_integrity
+from sandbox.journal import Journal
 
 needs_cgroups = pytest.mark.skipif(os.geteuid() != 0, reason="memory and pids cgroups need root")
 
@@ -19,7 +21,7 @@ while True:
     except OSError:
         pass
 """
-# A bomb that leaves its session, ignores signals, and kills whatever would watch it.
+# A bomb that leaves its session and ignores signals.
 HOSTILE_BOMB = """
 import os, signal
 for number in range(1, 32):
@@ -32,6 +34,8 @@ while True:
     except OSError:
         pass
 """
+# Kills the minder that watches it, and goes off among init's own children.
+ORPHANED_BOMB = "import os\nos.kill(os.getppid(), 9)" + HOSTILE_BOMB
 
 
 def processes(box: Sandbox) -> list[str]:
@@ -49,6 +53,14 @@ def test_a_fork_bomb_is_bounded_and_ends_with_its_time(create, substrate: str, b
     (denial,) = result.denials
     assert denial.limit == "pids"
     assert "pids limit refused" in denial.detail
+    assert processes(box) == []
+
+
+@needs_cgroups
+def test_a_fork_bomb_that_kills_its_watcher_ends_with_it(create, substrate: str):
+    box = create(substrate=substrate, pids=40)
+    result = box.commands.run(["python3", "-c", ORPHANED_BOMB], timeout_s=10)
+    assert (result.reason, result.exit_code) == ("signal", 137)
     assert processes(box) == []
 
 
@@ -140,6 +152,59 @@ def test_a_daemonised_child_does_not_survive_its_command(box: Sandbox):
     result = box.commands.run(["python3", "-c", DAEMONISE])
     assert result.ok
     assert box.files.read("/tmp/daemon") != b""
+    assert processes(box) == []
+
+
+# Its first thread leaves by the system call for one thread, so that the process is a zombie which writes on.
+HEADLESS = """
+import ctypes, os, threading, time
+if os.fork():
+    while not os.path.exists("ticks"):
+        time.sleep(0.01)
+    WAIT
+os.setsid()
+def tick():
+    while True:
+        with open("ticks", "a") as file:
+            file.write(".")
+        time.sleep(0.01)
+def wait_for_the_zombie():
+    while ") Z " not in open("/proc/self/stat").read():
+        time.sleep(0.001)
+    tick()
+threading.Thread(target=wait_for_the_zombie).start()
+ctypes.CDLL(None).syscall(60, 0)
+"""
+
+
+@pytest.mark.parametrize(("wait", "reason"), [("os._exit(0)", "exit"), ("time.sleep(1000)", "timeout")])
+def test_a_process_without_its_first_thread_does_not_survive_its_command(
+    box: Sandbox, wait: str, reason: str
+):
+    result = box.commands.run(["python3", "-c", HEADLESS.replace("WAIT", wait)], timeout_s=3)
+    assert (result.reason, result.stderr) == (reason, "")
+    first = box.files.read("ticks")
+    box.commands.run("sleep 0.2")
+    assert box.files.read("ticks") == first != b""
+
+
+def children(pid: int) -> list[int]:
+    """On the host, the oldest first."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_minder_that_cannot_look_leaves_its_command_to_init(create, state_dir: Path):
+    if os.geteuid() != 0:
+        pytest.skip("another user's limits are root's to set")
+    box = create(substrate="container")  # whose user namespace is root's own, so that it may even here
+    command = box.commands.start("setsid sleep 1001 & touch ready; until [ -e go ]; do sleep 0.01; done")
+    box.commands.run("until [ -e ready ]; do sleep 0.01; done")
+    (record,) = Journal(state_dir).records()
+    minder, *_ = children(record.processes[-1].pid)
+    resource.prlimit(minder, resource.RLIMIT_NOFILE, (0, 0))
+    box.files.write("go", b"")
+    result = command.wait(60)
+    assert (result.reason, result.exit_code) == ("signal", 137)
     assert processes(box) == []
 
 
@@ -247,8 +312,6 @@ def test_the_uid_outside_is_nobodys(create, substrate: str, state_dir: Path):
     box = create(substrate=substrate)
     command = box.commands.start("sleep 1000")
     box.commands.run("true")
-    from sandbox.journal import Journal
-
     (record,) = Journal(state_dir).records()
     init = record.processes[-1].pid
     uid = int(
