@@ -35,6 +35,14 @@ class LlamaCpp:
         times = answer["timings"]
         return Completion(tuple(answer["tokens"]), times["prompt_ms"] / 1e3, times["predicted_ms"] / 1e3)
 
+    def next_token(self, prompt_ids: Sequence[int]) -> int:
+        """Its most likely next token. What it has kept of a prompt that begins the same is used again."""
+        asked = {
+            "prompt": list(prompt_ids), "n_predict": 1, "temperature": 0, "return_tokens": True,
+            "cache_prompt": True, "ignore_eos": False,
+        }  # fmt: skip
+        return self._post("/completion", asked)["tokens"][0]
+
     def tokenize(self, text: str) -> list[int]:
         asked = {"content": text, "add_special": False, "parse_special": True}
         return self._post("/tokenize", asked)["tokens"]

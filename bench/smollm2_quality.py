@@ -1,0 +1,64 @@
+"""What 8-bit activations cost: `fast` and llama.cpp against `exact`, fed with the same text.
+
+N positions of the text, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bench.llama_cpp_peer import LlamaCpp
+from engine.chat.tokenizer import tokenizer_from_gguf
+from engine.gguf_file import open_gguf
+from engine.model.llama import LlamaModel
+
+_DOCS = Path(__file__).parent.parent / "docs"
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Top 1: share of positions at which the most likely next token is that of `exact`."""
+
+    positions: int
+    top_1_fast: float
+    top_1_llama_cpp: float
+    perplexity_exact: float
+    perplexity_fast: float
+    kl_fast: float  # nats a position, of `fast` from `exact`
+
+    @property
+    def as_good_as_llama_cpp(self) -> bool:
+        return self.top_1_fast >= self.top_1_llama_cpp
+
+
+def compare(exact: LlamaModel, fast: LlamaModel, peer: LlamaCpp, ids: Sequence[int]) -> Quality:
+    """Blocks for a decoding step of llama.cpp a position; `ids` fit its context."""
+    exact_NV, fast_NV = (model.logits(ids).log_softmax(1) for model in (exact, fast))
+    likeliest = torch.tensor([peer.next_token(ids[: end + 1]) for end in range(len(ids))])
+    best = exact_NV.argmax(1)
+    return Quality(
+        positions=len(ids),
+        top_1_fast=_share(fast_NV.argmax(1) == best),
+        top_1_llama_cpp=_share(likeliest == best),
+        perplexity_exact=_perplexity(exact_NV, ids),
+        perplexity_fast=_perplexity(fast_NV, ids),
+        kl_fast=float((exact_NV.exp() * (exact_NV - fast_NV)).sum(1).mean()),
+    )
+
+
+def text_ids(model: Path, count: int) -> list[int]:
+    """The first tokens of this project's documentation."""
+    text = "\n".join(path.read_text() for path in sorted(_DOCS.glob("*.md")))
+    return tokenizer_from_gguf(open_gguf(model)).encode(text)[:count]
+
+
+def _share(agreed: Tensor) -> float:
+    return float(agreed.float().mean())
+
+
+def _perplexity(log_probabilities_NV: Tensor, ids: Sequence[int]) -> float:
+    following = torch.tensor(ids[1:])[:, None]
+    return float((-log_probabilities_NV[:-1].gather(1, following).mean()).exp())
