@@ -74,26 +74,11 @@ async def grade_hidden(program: str, problem: Problem, execute: Execute) -> Grad
     Raises `InvalidInput` and `MissingCapability` where no sandbox can be made at all. May be cancelled; waits
     as long as the sandbox's time limit.
     """
-    return await _grade(program, problem.test, problem.entry_point, execute)
-
-
-async def grade_visible(
-    program: str, problem: Problem, examples: Sequence[VisibleExample], execute: Execute
-) -> Grade:
-    """The same for examples that the prompt shows: "passed" where all of them hold."""
-    return await _grade(program, visible_tests(examples), problem.entry_point, execute)
-
-
-def visible_tests(examples: Sequence[VisibleExample]) -> str:
-    """Examples as the source of a `check` function, in the form of the hidden tests."""
-    return "\n    ".join(["def check(candidate):", "pass", *(example.assertion for example in examples)])
-
-
-async def _grade(program: str, tests: str, subject: str, execute: Execute) -> Grade:
     begin, end = secrets.token_hex(16), secrets.token_hex(16)
     script = _SCRIPT.format(
-        program=program, tests=tests, subject=subject, begin=f"{begin}\n".encode(), end=f"\n{end}\n".encode()
-    )
+        program=program, tests=problem.test, subject=problem.entry_point,
+        begin=f"{begin}\n".encode(), end=f"\n{end}\n".encode(),
+    )  # fmt: skip
     try:
         execution = await execute({SCRIPT_NAME: script.encode()}, SCRIPT_NAME)
     except (InvalidInput, MissingCapability):
@@ -101,6 +86,11 @@ async def _grade(program: str, tests: str, subject: str, execute: Execute) -> Gr
     except DockyardError as error:
         return Grade("infrastructure", _short(str(error)))
     return judge(execution, begin=begin, end=end)
+
+
+def visible_tests(examples: Sequence[VisibleExample]) -> str:
+    """Examples as the source of a `check` function, in the form of the hidden tests."""
+    return "\n    ".join(["def check(candidate):", "pass", *(example.assertion for example in examples)])
 
 
 def judge(execution: Execution, *, begin: str, end: str) -> Grade:

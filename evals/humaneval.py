@@ -18,7 +18,14 @@ from evals.problems import Problem, load_problems
 from evals.store import Store, Trial, Turn
 from evals.verdicts import Verdict, consequence
 from protocol.errors import DockyardError, InvalidInput
-from teams.model_client import ChatMessage, Completion, HttpModelClient, ModelClient, ModelError
+from teams.model_client import (
+    ChatMessage,
+    Completion,
+    HttpModelClient,
+    ModelClient,
+    ModelError,
+    ModelRefusedError,
+)
 
 RUN_KIND = "humaneval"
 
@@ -53,7 +60,9 @@ async def run_humaneval(
 
     Raises `InvalidInput` for an unknown run or one of another configuration, and what `load_problems` and
     `execute` raise. A failing endpoint is no error: its attempts are recorded as infrastructure failures,
-    which a resume tries again. Cancelled, it ends its requests and sandboxes and marks the run interrupted.
+    which a resume tries again. What the endpoint refuses (a temperature that it does not take, a prompt that
+    is too long) is recorded as refused, with its reason, and is not tried again. Cancelled, it
+    ends its requests and sandboxes and marks the run interrupted.
     """
     problems = load_problems(limit=config.limit, task_ids=config.task_ids)
     run_id = store.start_run(RUN_KIND, config.model_dump(mode="json")) if run_id is None else run_id
@@ -151,6 +160,8 @@ class _Runner:
         """The program, "" where there is none, and the grade."""
         try:
             reply = await self._reply(trial, problem)
+        except ModelRefusedError as error:
+            return "", Grade("refused", str(error))
         except ModelError as error:
             return "", Grade("infrastructure", str(error))
         extraction = extract_program(reply, problem)

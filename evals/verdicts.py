@@ -11,6 +11,8 @@ Verdict = Literal[
     "no_code",  # the reply holds no program
     "syntax",  # the reply's program is not Python
     "infrastructure",  # endpoint or sandbox failed: says nothing about the model
+    "refused",  # the endpoint refused the request as wrong: the settings are, not the model
+    "unverified",  # the run was ended before its tests could run
 ]
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -18,7 +20,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 @dataclass(frozen=True, slots=True)
 class Consequence:
-    """Three bits that must not be confused: a crash of ours is retried, and never trained on."""
+    """Three bits that must not be confused: only what the model did is scored, and trained on."""
 
     retry: bool  # running the same attempt again can give another verdict
     scored: bool  # counts among the scored attempts
@@ -27,8 +29,15 @@ class Consequence:
 
 _OF_THE_MODEL = Consequence(retry=False, scored=True, reward_valid=True)
 _OF_THE_PLATFORM = Consequence(retry=True, scored=False, reward_valid=False)
+_OF_THE_CALLER = Consequence(retry=False, scored=False, reward_valid=False)
 
 
 def consequence(verdict: Verdict) -> Consequence:
     """What follows from a verdict."""
-    return _OF_THE_PLATFORM if verdict == "infrastructure" else _OF_THE_MODEL
+    match verdict:
+        case "infrastructure" | "unverified":
+            return _OF_THE_PLATFORM
+        case "refused":
+            return _OF_THE_CALLER
+        case _:
+            return _OF_THE_MODEL

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.clock import Clock, SystemClock
-from protocol.errors import DockyardError
+from protocol.errors import DockyardError, InvalidInput
 
 ModelPhase = Literal["model.queue", "model.prefill", "model.transfer", "model.decode"]
 Role = Literal["system", "user", "assistant"]
@@ -26,6 +26,14 @@ _CLOCK_TOLERANCE_NS = 5_000_000
 
 class ModelError(DockyardError):
     """The endpoint refused, failed or could not be reached. Nothing was retried."""
+
+
+class ModelRefusedError(ModelError, InvalidInput):
+    """The endpoint says that the request itself is wrong: asked again, it would refuse again."""
+
+
+# Of the 4xx, those that speak of the moment and not of the request: timeout, conflict, too early, too many.
+_PASSING = frozenset({408, 409, 425, 429})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,10 @@ class ModelClient(Protocol):
         seed: int | None,
         forced: str | None = None,
     ) -> Completion:
-        """Raises `ModelError`. With `forced`, the engine computes these very tokens instead of choosing."""
+        """Raises `ModelError`, and `ModelRefusedError` where the request is at fault.
+
+        With `forced`, the engine computes these very tokens instead of choosing.
+        """
         ...
 
     async def close(self) -> None:
@@ -147,8 +158,17 @@ class HttpModelClient:
                 extra_body=None if forced is None else {"dockyard": {"forced_text": forced}},
             )
         except openai.OpenAIError as error:
-            raise ModelError(f"{self._model} at {self._client.base_url}: {error}") from error
+            kind = ModelRefusedError if _is_refusal(error) else ModelError
+            raise kind(f"{self._model} at {self._client.base_url}: {error}") from error
         return completion_of(reply, start_ns, self._clock.now_ns())
+
+
+def _is_refusal(error: openai.OpenAIError) -> bool:
+    return (
+        isinstance(error, openai.APIStatusError)
+        and 400 <= error.status_code < 500
+        and error.status_code not in _PASSING
+    )
 
 
 def completion_of(reply: ChatCompletion, start_ns: int, end_ns: int) -> Completion:

@@ -190,6 +190,28 @@ def test_a_failing_endpoint_is_not_the_models_fault_and_a_resume_mends_it(serve,
     assert result.verdicts == {"passed": 6}
 
 
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_what_the_endpoint_refuses_is_named_and_not_asked_again(status, serve, store, execute):
+    endpoint = serve(lambda name, seed: status)
+    config = config_for(endpoint, temperature=5.0, infrastructure_retries=3)
+    result = asyncio.run(run_humaneval(config, store, execute))
+    assert result.verdicts == {"refused": 3}
+    assert len(endpoint.requests) == 3
+    assert "as the script says" in result.rows[0].details[0]
+    assert (result.pass_at_1, result.of_scored.pass_at[1]) == (0.0, None)
+    asyncio.run(run_humaneval(config, store, execute, run_id=result.run_id))
+    assert len(endpoint.requests) == 3
+
+
+@pytest.mark.parametrize("status", [408, 429, 500])
+def test_what_speaks_of_the_moment_is_tried_again(status, serve, store, execute):
+    endpoint = serve(lambda name, seed: status)
+    config = config_for(endpoint, limit=1, infrastructure_retries=1)
+    result = asyncio.run(run_humaneval(config, store, execute))
+    assert result.verdicts == {"infrastructure": 1}
+    assert len(endpoint.requests) == 2
+
+
 def test_a_failing_sandbox_keeps_the_reply(serve, store, execute):
     endpoint = serve(lambda name, seed: fenced(name))
     outcomes = iter([Execution(None, "", "", "lost", 1.0)] * 2)

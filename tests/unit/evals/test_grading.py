@@ -3,11 +3,12 @@
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from evals.examples import VisibleExample
-from evals.grading import Execution, grade_hidden, grade_visible, judge
+from evals.grading import Execution, grade_hidden, judge, visible_tests
 from evals.problems import Problem
 from protocol.errors import DockyardError, MissingCapability
 
@@ -80,12 +81,15 @@ def test_memory_error_is_told_from_a_wrong_answer(execute):
     assert verdict_on("def f(x):\n    raise MemoryError\n", execute).verdict == "oom"
 
 
-def test_visible_examples_are_graded_alike(execute):
+def test_visible_examples_become_tests_of_the_hidden_form(execute):
     right = [VisibleExample("f(2)", "4"), VisibleExample("f(0)", "0")]
     wrong = [*right, VisibleExample("f(1)", "7")]
-    assert asyncio.run(grade_visible(RIGHT, PROBLEM, right, execute)).verdict == "passed"
-    grade = asyncio.run(grade_visible(RIGHT, PROBLEM, wrong, execute))
-    assert (grade.verdict, grade.detail) == ("failed", "AssertionError: f(1)")
+    grade, other = (
+        asyncio.run(grade_hidden(RIGHT, replace(PROBLEM, test=visible_tests(examples)), execute))
+        for examples in (right, wrong)
+    )
+    assert grade.verdict == "passed"
+    assert (other.verdict, other.detail) == ("failed", "AssertionError: f(1)")
 
 
 @pytest.mark.parametrize(

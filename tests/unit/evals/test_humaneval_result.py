@@ -38,11 +38,12 @@ def test_result_survives_json():
     assert HumanEvalResult.model_validate_json(result.model_dump_json()) == result
 
 
-def test_only_failures_of_ours_are_retried_and_unscored():
+def test_only_failures_of_ours_are_retried_and_only_the_models_are_scored():
     for verdict in VERDICTS:
         follows = consequence(verdict)
-        ours = verdict == "infrastructure"
-        assert (follows.retry, follows.scored, follows.reward_valid) == (ours, not ours, not ours)
+        ours = verdict in ("infrastructure", "unverified")
+        models = not ours and verdict != "refused"
+        assert (follows.retry, follows.scored, follows.reward_valid) == (ours, models, models)
 
 
 def test_seeds_differ_and_stay():
