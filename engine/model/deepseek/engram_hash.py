@@ -3,19 +3,24 @@
 Shapes: T rows, N ids looked back on (the newest first), V vocabulary.
 """
 
-import unicodedata
 from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, normalizers
 from torch import Tensor
 
 from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.config_fields import refuse
 
 _SEED, _PROTECTED = 10007, "\ue000"
+# The tokenizers library's own: it strips all combining marks, and Rust's idea of blanks.
+_NORMALISER = normalizers.Sequence([
+    normalizers.NFKC(), normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase(),
+    normalizers.Replace(Regex(r"[ \t\r\n]+"), " "), normalizers.Replace(Regex("^ $"), _PROTECTED),
+    normalizers.Strip(), normalizers.Replace(_PROTECTED, " "),
+])  # fmt: skip
 _WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)  # enough for every 64-bit number
 
 
@@ -38,12 +43,7 @@ def _key(tokenizer: Tokenizer, token: int) -> str:
 
 def normalise(text: str) -> str:
     """NFKC, NFD, no accents, lower case, runs of blanks to one space, ends stripped; one space stays one."""
-    text = unicodedata.normalize("NFD", unicodedata.normalize("NFKC", text))
-    text = "".join(c for c in text if unicodedata.category(c) != "Mn").lower()
-    words = "".join(" " if c in " \t\r\n" else c for c in text)
-    while "  " in words:
-        words = words.replace("  ", " ")
-    return (_PROTECTED if words == " " else words).strip().replace(_PROTECTED, " ")
+    return _NORMALISER.normalize_str(text)
 
 
 def multiplier_bound(vocabulary: int) -> int:

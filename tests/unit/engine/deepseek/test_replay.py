@@ -1,4 +1,4 @@
-"""Decoder bounded replay and window replay: what they change, what they leave, and that chunks never matter."""
+"""Decoder bounded replay and window replay: what they change, what they leave; chunks never matter."""
 
 import pytest
 import torch
@@ -58,15 +58,16 @@ def test_it_changes_decoder_layers_behind_the_cut_alone(run):
         assert torch.equal(entries.index, states["off"].sources[layer].index)
 
 
-def _continue(m, cache, slot, blocks, ids, spans, window, chunk):
+def _continue(m, ids, spans, chunk, cache=None):
     """Runs spans one after the other in chunks; hidden states of all rows."""
-    parts, start, bound = [], 0, 0
+    cache, blocks = cache or m.new_cache(5, 16, 1), range(5)
+    parts, start, bound, window = [], 0, 0, m.config.sliding_window
     for length in spans:
         stop = start + length
         bound = decoder_bound(start, stop, window, bound)
         while start < stop:
             count = min(chunk, stop - start)
-            rows = SequenceRows(slot, blocks, start, count, decoder_from=bound)
+            rows = SequenceRows(0, blocks, start, count, decoder_from=bound)
             parts.append(m.forward(torch.tensor(ids[start : start + count]), [rows], cache))
             start += count
     return torch.cat(parts), bound
@@ -76,16 +77,16 @@ def test_spans_generated_rows_and_a_later_span_in_any_chunks(run):
     """A prompt, five generated rows, a tool's result longer than the window, two generated rows."""
     m, ids, window, _ = run
     spans = [30, *[1] * 5, window + 9, 1, 1]
-    runs = [_continue(m, m.new_cache(5, 16, 1), 0, range(5), ids, spans, window, c)[0] for c in (100, 4, 1)]
+    runs = [_continue(m, ids, spans, c)[0] for c in (100, 4, 1)]
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[0], runs[2])
 
 
 def test_a_run_resumed_from_exported_state_gives_the_same_bits(run):
-    m, ids, window, _ = run
-    whole, bound = _continue(m, m.new_cache(5, 16, 1), 0, range(5), ids, [50, *[1] * 10], window, 100)
+    m, ids, _, _ = run
+    whole, bound = _continue(m, ids, [50, *[1] * 10], 100)
     first, second = m.new_cache(5, 16, 1), m.new_cache(6, 16, 2)
-    _continue(m, first, 0, range(5), ids, [50, *[1] * 5], window, 9)
+    _continue(m, ids, [50, *[1] * 5], 9, first)
     payload = export_state(first, StateSpan(0, range(5), 55, decoder_from=bound))
     import_state(second, StateSpan(1, range(5, 0, -1), 55, decoder_from=bound), payload)
     rest = SequenceRows(1, range(5, 0, -1), 55, 5, decoder_from=bound)
@@ -128,9 +129,8 @@ def test_a_prefix_hit_resumes_without_touching_known_entries(run, chunk):
         rows = SequenceRows(1, blocks, start, count, window_from=hit.window_from, write_from=hit.write_from)
         parts.append(m.forward(torch.tensor(ids[start : start + count]), [rows], cache))
         start += count
-    for before, after in zip(
-        known, (t for s in cache.sources.values() for t in (s.main, s.index)), strict=True
-    ):
+    now = [t for s in cache.sources.values() for t in (s.main, s.index)]
+    for before, after in zip(known, now, strict=True):
         stay = before.shape[0] * 3 // 8
         assert torch.equal(after[:stay], before[:stay])
     once = m.new_cache(8, 16, 2)
