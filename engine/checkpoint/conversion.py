@@ -56,6 +56,7 @@ def convert(
     where the dense weights are. Raises BrokenModelFile for the source, InvalidInput for what cannot be
     converted, and ResourceShortage for the disk; then no target is there.
     """
+    writer = FolderWriter(target, shard_bytes)  # refuses a target before anything is read
     folder = open_folder(source)
     family = read_family(folder.config)
     formats = Formats(dense, experts, "f32" if dense == "f32" else "bf16", family.released_block)
@@ -63,7 +64,7 @@ def convert(
     locations = locate(folder, family, lambda _: True)
     reader = CheckpointSource(folder, family, locations)
     num_tensors = num_bytes = 0
-    with FolderWriter(target, shard_bytes) as writer:
+    with writer:
         for done, location in enumerate(in_shard_order(folder, locations), start=1):
             for name, tensor in _converted(reader.take_stored(location.entry.name), location, formats):
                 writer.add(name, tensor)

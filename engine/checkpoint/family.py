@@ -1,7 +1,7 @@
 """A config.json to the family that it describes: its inventory, and the formats of its weights. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.checkpoint.entries import Entry, Format, Formats
@@ -9,6 +9,7 @@ from engine.checkpoint.inventory import v41_entries
 from engine.checkpoint.inventory_v4 import v4_entries
 from engine.checkpoint.v4_shape import V4Shape
 from engine.model.deepseek.config import DeepseekConfig, Quantisation
+from engine.model.deepseek.config_checks import INDEX_GROUP, MAIN_GROUP, WINDOW_GROUP
 from engine.model.deepseek.config_fields import Fields, refuse
 from engine.model.deepseek.roles import cut_layer
 
@@ -39,16 +40,26 @@ class Family:
 
 
 def read_family(raw: Mapping[str, object]) -> Family:
-    """Raises BrokenModelFile: field, value, what is expected. Says nothing about how caches are quantised."""
+    """Raises BrokenModelFile: field, value, what is expected."""
     match raw.get("model_type"):
         case "deepseek_v41":
-            config = DeepseekConfig.from_dict(raw, Quantisation.off())
+            config = _with_released_caches(DeepseekConfig.from_dict(raw, Quantisation.off()))
             return Family("deepseek_v41", config, tuple(v41_entries(config)), _formats("deepseek_v41", raw))
         case "deepseek_v4":
             shape = V4Shape.from_dict(raw)
             return Family("deepseek_v4", shape, tuple(v4_entries(shape)), _formats("deepseek_v4", raw))
         case other:
             raise refuse("model_type", other, "deepseek_v41 or deepseek_v4")
+
+
+def _with_released_caches(config: DeepseekConfig) -> DeepseekConfig:
+    """No field says how caches are kept: as released, unless a width does not fill that format's groups."""
+    released = Quantisation(
+        window=config.head_dim % WINDOW_GROUP == 0,
+        main=config.head_dim % MAIN_GROUP == 0,
+        index=config.index_head_dim % INDEX_GROUP == 0,
+    )
+    return replace(config, quantisation=released)
 
 
 def _formats(model_type: ModelType, raw: Mapping[str, object]) -> Formats:

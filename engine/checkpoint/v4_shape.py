@@ -38,6 +38,7 @@ class V4Shape:
     num_hidden_layers: int
     num_attention_heads: int
     head_dim: int
+    qk_rope_head_dim: int
     q_lora_rank: int
     o_lora_rank: int
     o_groups: int
