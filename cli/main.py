@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from cli import chat, demo, doctor, evals, sandboxes, serve, teams
+from cli import chat, demo, doctor, evals, models, sandboxes, serve, teams
 from cli.console import fail, print_json_error, progress
 from cluster.lifeline import Stopped
 from protocol.errors import DockyardError
@@ -35,6 +35,7 @@ app.command()(serve.status)
 app.command()(doctor.doctor)
 app.command()(chat.chat)
 app.add_typer(evals.app, name="eval")
+app.add_typer(models.app, name="model")
 app.add_typer(sandboxes.app, name="sandbox")
 app.add_typer(teams.app, name="team")
 
