@@ -30,10 +30,10 @@ def loss_of(network: Network, p: Parameters, batch: Batch, targets_BT: Tensor, m
     counted = rows_with_output(batch, targets_BT, network.config.sliding_window)
     nats = cross_entropy(hidden[counted], p["head.weight"], targets_BT[counted])
     index = torch.stack(found.index_losses).mean() if found.index_losses else torch.zeros(())
-    balance = torch.stack(found.balance).mean()
+    balance = torch.stack(found.balance.losses).mean()
     total = nats + INDEX_WEIGHT * index + BALANCE_WEIGHT * balance
     recall = torch.stack(found.recalls).mean() if found.recalls else torch.tensor(torch.nan)
-    return Loss(total, float(nats.detach()), float(index.detach()), float(recall), found.loads)
+    return Loss(total, float(nats.detach()), float(index.detach()), float(recall), found.balance.loads)
 
 
 def rows_with_output(batch: Batch, targets_BT: Tensor, window: int) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.records import IndexRecord, Record, Records
-from engine.training.network import Round, Rounding
+from engine.training.sublayers import Round, Rounding
 
 
 def released_rounding(config: DeepseekConfig) -> Rounding:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from engine.training.batches import BatchMaker
 from engine.training.losses import Loss, loss_of
-from engine.training.network import Mode, Network, Rounding
+from engine.training.network import Mode, Network
 from engine.training.optimiser import Optimiser, Rates
 from engine.training.packing import Ids, Windows
 from engine.training.parameters import Parameters
 from engine.training.ranks import Ranks
+from engine.training.sublayers import Rounding
 from engine.training.tensor_file import read_tensors, write_tensors
 
 _LEARNS_INDEX_OF = 4  # steps: the indexer costs as much as the attention that it imitates

@@ -9,8 +9,9 @@ from engine.model.deepseek.config import Quantisation
 from engine.model.deepseek.model import DeepseekModel
 from engine.model.tensor_source import TensorsInMemory
 from engine.training.losses import loss_of
-from engine.training.network import Mode, Rounding
+from engine.training.network import Mode
 from engine.training.parameters import released_tensors, stacked_name
+from engine.training.sublayers import Rounding
 from kernels.torch_operations import TorchOperations
 
 
