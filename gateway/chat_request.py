@@ -9,7 +9,7 @@ models that exist only elsewhere. The reply's `model` says which one has answere
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,14 +20,20 @@ from engine.errors import InvalidRequest
 from gateway.config import GatewayConfig
 from protocol.sampling import SamplingParams
 
+_STOP_CHARS = 512  # of one string: each token's text is searched for all of it
+
 
 class TextPart(msgspec.Struct):
     type: str
     text: str = ""
 
 
+# The roles of the API. A template may write others, and would write one of megabytes too.
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
 class ChatMessage(msgspec.Struct):
-    role: str
+    role: Role
     content: str | list[TextPart] | None = None
 
 
@@ -74,7 +80,7 @@ def parse_chat(body: bytes) -> ChatBody:
     try:
         return msgspec.json.decode(body, type=ChatBody)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), parameter=_field_of(str(error))) from error
+        raise InvalidRequest(_clipped(str(error)), parameter=_field_of(str(error))) from error
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not JSON: {error}", parameter="body") from error
     except RecursionError as error:
@@ -93,7 +99,9 @@ def prepare_chat(
     Blocks, for seconds where a message has megabytes and the model as many positions, and without bound in
     the template, which is a program of the model file: not for an event loop.
     """
-    messages = [_message(m) for m in _nonempty(body.messages)]
+    _check_count(body.messages, max_positions)
+    stops = _stops(body.stop)
+    messages = [_message(m) for m in body.messages]
     _check_length("messages", sum(len(m["content"]) for m in messages), tokenizer, max_positions)
     prompt = encode_messages(messages, template, tokenizer)
     forced = _forced_ids(body, tokenizer, max_positions)
@@ -114,7 +122,7 @@ def prepare_chat(
         top_k=int(_within("top_k", max(body.top_k or 0, 0), 0, 2**31)),  # -1 keeps all, as in vLLM
         # Without a seed each request draws its own noise, as clients that sample twice expect.
         seed=secrets.randbits(32) if body.seed is None else int(_within("seed", body.seed, -(2**62), 2**62)),
-        stop=_stops(body.stop),
+        stop=stops,
         forced_ids=forced,
     )
     count = _within("n", 1 if body.n is None else body.n, 1, config.max_choices)
@@ -124,10 +132,14 @@ def prepare_chat(
     return ChatRequest(tuple(prompt), choices, bool(body.stream), options.include_usage, priority)
 
 
-def _nonempty(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+def _check_count(messages: Sequence[ChatMessage], max_positions: int) -> None:
     if not messages:
         raise InvalidRequest("messages is empty", parameter="messages")
-    return messages
+    if len(messages) > max_positions:  # each takes a token at least, whatever the template
+        raise InvalidRequest(
+            f"messages: {len(messages)} of them; the model has {max_positions} positions",
+            parameter="messages", hint="send fewer",
+        )  # fmt: skip
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
@@ -135,7 +147,7 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     if isinstance(content, list):
         if foreign := next((part.type for part in content if part.type != "text"), None):
             raise InvalidRequest(
-                f"content part {foreign!r}: this model reads text only", parameter="messages"
+                f"content part {_clipped(foreign)!r}: this model reads text only", parameter="messages"
             )
         content = "".join(part.text for part in content)
     return {"role": message.role, "content": content or ""}
@@ -166,7 +178,16 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > 16:
         raise InvalidRequest(f"stop has {len(stops)} strings; at most 16", parameter="stop")
+    if (longest := max(map(len, stops), default=0)) > _STOP_CHARS:
+        raise InvalidRequest(
+            f"stop has a string of {longest} characters; at most {_STOP_CHARS}", parameter="stop"
+        )
     return stops
+
+
+def _clipped(text: str) -> str:
+    """The start and the end of what a client sent, or of what quotes it: an answer is not for megabytes."""
+    return text if len(text) <= 400 else f"{text[:200]} … {text[-200:]}"
 
 
 def _within(name: str, value: float, low: float, high: float) -> float:

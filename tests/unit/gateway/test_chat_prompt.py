@@ -1,6 +1,7 @@
 """Control tokens of a prompt are the template's: no message writes one; others stay as they were."""
 
 import asyncio
+import json
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
@@ -72,6 +73,30 @@ class Untouched:
 
     def render(self, messages: object) -> str:
         raise AssertionError("rendered")
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter", "told"),
+    [
+        ({"messages": [{"role": "user"}] * 513}, "messages", "513 of them; the model has 512 positions"),
+        ({"messages": []}, "messages", "empty"),
+        ({"stop": "x" * 513}, "stop", "a string of 513 characters; at most 512"),
+        ({"stop": ["x"] * 17}, "stop", "17 strings"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "y" * 9_999}]}]},
+            "messages",
+            "content part 'yyy",
+        ),
+    ],
+)
+def test_what_has_no_bound_of_its_own_is_refused_before_it_is_rendered(
+    tiny_tokenizer: ChatTokenizer, fields: dict[str, Any], parameter: str, told: str
+) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "a"}], **fields}).encode()
+    with pytest.raises(InvalidRequest, match=told) as refused:
+        prepare_chat(parse_chat(body), cast(ChatTemplate, Untouched()), tiny_tokenizer, 512, GatewayConfig())
+    assert refused.value.parameter == parameter
+    assert len(str(refused.value)) < 600
 
 
 def test_text_that_cannot_fit_is_refused_before_it_is_rendered(tiny_tokenizer: ChatTokenizer) -> None:
