@@ -1,17 +1,21 @@
 """The owner's end of the control socket: one thread a sandbox, which is its only reader and its clock.
 
 Callers register a Listener under a fresh id and send a frame; the thread hands each reply to its listener and
-wakes listeners at their deadlines. Listeners run on that thread, must not block, and must not raise. Sending
+wakes listeners at their deadlines. Listeners run on that thread, must not block, and raise nothing but
+ValueError, on a frame that breaks the protocol: that ends the channel, as anything else does. Sending
 never blocks: what the socket does not take is queued and goes out from the thread, so a sandbox that stops
 reading can hold up neither its owner nor its own timeouts.
 """
 
+import errno
 import os
 import select
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Protocol
 
 from protocol.clock import Clock
@@ -59,10 +63,15 @@ class Channel:
 
     def start(self, supervisor: Listener, on_end: Callable[[], None]) -> None:
         """Starts the thread. `supervisor` is a listener for the sandbox as a whole and the first to learn of
-        its end; `on_end` is the thread's last call, when all listeners know, and may block."""
+        its end; `on_end` is the thread's last call, when all listeners know, and may block. OSError when the
+        host has no thread left; the socket is then the caller's to close."""
         self._listeners[0] = supervisor
         self._on_end = on_end
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            os.close(self._wake)
+            raise OSError(errno.EAGAIN, f"{error} for {self._thread.name}") from error
 
     def open(self, listener: Listener, kind: Kind, payload: bytes) -> int | None:
         """Registers `listener`, sends the first frame, returns the id; None when the sandbox is gone."""
@@ -118,22 +127,31 @@ class Channel:
             os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._end()
+
+    def _serve(self) -> None:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         reader = FrameReader()
         buffer = bytearray(_RECEIVE_BYTES)
         while not self._closing and self._turn(poll, reader, buffer):
             pass
+
+    def _end(self) -> None:
         with self._lock:
             self._lost = True
             listeners = list(self._listeners.values())
             self._listeners.clear()
             self._outgoing.clear()
-        for listener in listeners:
-            listener.on_lost()
-        self._socket.close()
-        os.close(self._wake)
-        self._on_end()
+        with ExitStack() as steps:  # last in, first out; each is taken even when the one before it fails
+            steps.callback(self._on_end)
+            steps.callback(os.close, self._wake)
+            steps.callback(self._socket.close)
+            for listener in reversed(listeners):
+                steps.callback(listener.on_lost)
 
     def _turn(self, poll: select.poll, reader: FrameReader, buffer: bytearray) -> bool:
         """One round: wait, send, receive, deadlines. False at the end of the stream."""
@@ -174,7 +192,7 @@ class Channel:
         try:
             for frame in reader.feed(memoryview(buffer)[:length]):
                 self._dispatch(frame)
-        except ValueError:
+        except (ValueError, OverflowError, struct.error):
             return False  # a sandbox that breaks the protocol is no longer ours to talk to
         return length > 0
 

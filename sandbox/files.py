@@ -17,6 +17,7 @@ from sandbox.errors import (
     FileTooLarge,
     InvalidArgument,
     NoSpace,
+    SandboxError,
     SandboxGone,
     UnsafePath,
 )
@@ -70,8 +71,9 @@ class _Reply:
         elif frame.kind == Kind.ENTRY:
             self.entries.append(decode_entry(frame.payload))
         elif frame.kind == Kind.DONE:
+            number = decode_done(frame.payload)
             self.host.finish()
-            self.future.set_result(decode_done(frame.payload))
+            self.future.set_result(number)
             return True
         return False
 
@@ -130,8 +132,10 @@ class Files:
     def stat(self, path: str) -> Entry:
         """One entry; a link is described, not followed."""
         place = _absolute(path)
-        (entry,) = self._ask(Kind.STAT, path_payload(place), place).entries
-        return replace(entry, name=posixpath.basename(place))
+        entries = self._ask(Kind.STAT, path_payload(place), place).entries
+        if len(entries) != 1:
+            raise SandboxError(f"{place}: the sandbox answered with {len(entries)} entries, not with one")
+        return replace(entries[0], name=posixpath.basename(place))
 
     def exists(self, path: str) -> bool:
         """True when there is something, a dangling link too."""
@@ -218,7 +222,9 @@ class Files:
     def _ask(self, kind: Kind, payload: bytes, path: str) -> _Reply:
         self._host.begin()
         reply = _Reply(self._host)
-        if self._channel.open(reply, kind, payload) is None or not _settled(reply.future):
+        if self._channel.open(reply, kind, payload) is None:
+            reply.on_lost()
+        if not _settled(reply.future):
             raise self._host.gone() or SandboxGone("the sandbox is gone", reason="lost")
         number = reply.future.result()
         if number:

@@ -17,6 +17,7 @@ MAX_PAYLOAD_BYTES = MAX_CHUNK_BYTES + 8192
 _HEADER = struct.Struct("=III")
 _PAIR = struct.Struct("=II")
 _ENTRY = struct.Struct("=IIQq")
+_MAX_ERRNO = 4095  # of the kernel; a Trouble is less
 
 
 class Kind(IntEnum):
@@ -130,22 +131,32 @@ def path_payload(path: str) -> bytes:
     return _path(path)
 
 
-def decode_exit(payload: bytes) -> tuple[int, int]:
-    """(Ending, value) of an EXIT frame."""
+def decode_exit(payload: bytes) -> tuple[Ending, int]:
+    """(Ending, value) of an EXIT frame. ValueError on what no honest init sends."""
+    _check_size(payload, _PAIR.size, "EXIT")
     ending, value = _PAIR.unpack(payload)
-    return ending, value
+    if value > _MAX_ERRNO:  # the largest of exit codes, signals and errnos
+        raise ValueError(f"an EXIT frame from a sandbox says {value}")
+    return Ending(ending), value
 
 
 def decode_done(payload: bytes) -> int:
-    """0, an errno or a Trouble."""
-    return int.from_bytes(payload, sys.byteorder)
+    """0, an errno or a Trouble. ValueError on what no honest init sends."""
+    _check_size(payload, 4, "DONE")
+    number = int.from_bytes(payload, sys.byteorder)
+    if number > _MAX_ERRNO:
+        raise ValueError(f"a DONE frame from a sandbox says {number}")
+    return number
 
 
 _TYPES: dict[int, Literal["file", "dir", "link"]] = {ord("f"): "file", ord("d"): "dir", ord("l"): "link"}
 
 
 def decode_entry(payload: bytes) -> Entry:
-    """Entry of an ENTRY frame. Names need not be UTF-8: they use surrogateescape, as in `os`."""
+    """Entry of an ENTRY frame. Names need not be UTF-8: they use surrogateescape, as in `os`. ValueError when
+    it is cut short."""
+    if len(payload) < _ENTRY.size:
+        raise ValueError(f"an ENTRY frame of {len(payload)} bytes from a sandbox")
     letter, mode, size, modified_ns = _ENTRY.unpack_from(payload)
     name, _, target = payload[_ENTRY.size :].partition(b"\0")
     return Entry(
@@ -156,6 +167,11 @@ def decode_entry(payload: bytes) -> Entry:
         modified_ns=modified_ns,
         target=target.decode("utf-8", "surrogateescape"),
     )
+
+
+def _check_size(payload: bytes, size: int, kind: str) -> None:
+    if len(payload) != size:
+        raise ValueError(f"a {kind} frame of {len(payload)} bytes from a sandbox")
 
 
 def _path(text: str) -> bytes:
