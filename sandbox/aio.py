@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from sandbox.commands import RunningCommand
+from sandbox.errors import CapacityError
 from sandbox.files import Download
 from sandbox.results import CommandResult
 from sandbox.sandbox import Sandbox, SandboxInfo
@@ -146,7 +147,10 @@ def _in_thread(call: Callable[[], T]) -> "Future[T]":
     """A thread of its own instead of the loop's pool: that has few threads, and a sandbox that is to be
     killed must not wait for others that are being made."""
     future: Future[T] = Future()
-    Thread(target=_settle, args=(future, call), name="dockyard-sandbox", daemon=True).start()
+    try:
+        Thread(target=_settle, args=(future, call), name="dockyard-sandbox", daemon=True).start()
+    except RuntimeError as error:
+        raise CapacityError(f"sandbox: {error}", hint="raise `ulimit -u`, or end something") from error
     return future
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -93,6 +94,7 @@ class Groups:
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self._groups = tuple(groups)
+        self._last = Counters()
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -111,7 +113,13 @@ class Groups:
                 raise CapacityError(f"cgroup {group.path}: {error.strerror}", hint=hint) from error
 
     def counters(self) -> Counters:
-        """Reads the kernel's counters; microseconds. Zeros where there is no such controller."""
+        """Reads the kernel's counters; microseconds. Zeros where there is no such controller; where they
+        cannot be read (no descriptor is free), the ones that were read last."""
+        with suppress(OSError):
+            self._last = self._read_counters()
+        return self._last
+
+    def _read_counters(self) -> Counters:
         oom_kills = refused_forks = 0
         for group in self._groups:
             memory = "memory.oom_control" if group.hierarchy.version == 1 else "memory.events"
@@ -132,6 +140,9 @@ def remove_group(path: Path) -> None:
     """Kills every process in a group and below it, and removes the directories. Nothing there: no error."""
     give_up = time.monotonic() + REMOVE_PATIENCE_S
     while path.exists():
+        with suppress(OSError):
+            path.rmdir()  # mostly it is empty and childless by now, and this works with no descriptor free
+            return
         for each in reversed(list(_subtree(path))):
             try:
                 each.rmdir()
@@ -259,6 +270,6 @@ def _subtree(path: Path) -> Iterator[Path]:
 def _field(path: Path, name: str) -> int:
     try:
         lines = path.read_text().splitlines()
-    except (FileNotFoundError, OSError):
+    except FileNotFoundError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)

@@ -15,12 +15,18 @@ SandboxError
 A command that ends badly is no error: `CommandResult.reason` says how it ended.
 """
 
+import errno
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Literal
 
 from protocol.errors import DockyardError, InvalidInput, MissingCapability, ResourceShortage
 
 Blame = Literal["agent", "platform", "caller"]
 GoneReason = Literal["killed", "expired", "idle", "broken", "lost"]
+_SHORTAGES = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
+)
 
 
 class SandboxError(DockyardError):
@@ -96,3 +102,18 @@ class UnsafePath(FileError):
 
 class NoSpace(FileError):
     """The writable layer has no bytes or inodes left."""
+
+
+@contextmanager
+def translated(doing: str, *, sandbox_id: str = "") -> Generator[None]:
+    """Turns an OSError of the block into a CapacityError where the host is out of something (descriptors,
+    memory, threads, disk), else into a StartError of phase `create`. `doing` begins its message."""
+    try:
+        yield
+    except OSError as error:
+        words = f"{doing}: {error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        if error.errno in _SHORTAGES:
+            hint = "close or end something, or raise the limit (`ulimit -n`, `ulimit -u`), and try again"
+            raise CapacityError(words, hint=hint, sandbox_id=sandbox_id) from error
+        hint = "`dockyard doctor` says what this host lacks"
+        raise StartError(words, phase="create", hint=hint, sandbox_id=sandbox_id) from error

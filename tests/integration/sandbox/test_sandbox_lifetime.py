@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import select
 import shutil
 import signal
@@ -15,7 +16,7 @@ import pytest
 
 from sandbox import AsyncSandbox, Sandbox
 from sandbox.audit import check_integrity, leftovers, sweep
-from sandbox.errors import InvalidArgument, SandboxGone, StartError, UnsupportedError
+from sandbox.errors import CapacityError, InvalidArgument, SandboxGone, StartError, UnsupportedError
 from sandbox.journal import Journal
 
 
@@ -54,6 +55,31 @@ def test_when_init_dies_the_command_is_lost_and_all_is_freed(create, substrate: 
     assert (result.reason, result.exit_code) == ("lost", None)
     assert wait_until_gone(box).reason == "lost"
     assert check_integrity(state_dir).live == ()
+
+
+def test_whatever_descriptor_is_the_last_a_create_fails_whole_and_says_why(
+    state_dir: Path, toolkit: Path, substrate: str
+):
+    Sandbox.create(substrate=substrate, state_dir=state_dir, toolkit=toolkit).kill()
+    num_fds = len(list(Path("/proc/self/fd").iterdir())) - 1
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    outcomes: list[str] = []
+    for num_free in range(14):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_fds + num_free, limits[1]))
+        try:
+            Sandbox.create(substrate=substrate, state_dir=state_dir, toolkit=toolkit).kill()
+            outcomes.append("made")
+        except CapacityError as error:
+            outcomes.append(str(error))
+        except StartError as error:  # the runtime inherits a limit too low for itself
+            assert "Too many open files" in str(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        audit = check_integrity(state_dir)
+        assert (audit.live, audit.leftovers) == ((), ())
+        assert len(list(Path("/proc/self/fd").iterdir())) - 1 == num_fds
+    assert outcomes[-1] == "made"
+    assert "Too many open files" in outcomes[0]
 
 
 def test_labels_and_effective_values_are_echoed(create):
