@@ -86,7 +86,7 @@ def test_a_part_does_not_miss_what_it_leaves_out(tmp_path: Path) -> None:
 
 
 def test_a_table_is_read_row_by_row_from_its_file(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, shape = "layers.1.engram.embed.weight", (100, 64)
+    name, shape = "layers.1.engram.embed.weight", (120, 64)
     assert isinstance(open_checkpoint(tiny).take_rows(name, shape), RowsInMemory)
     monkeypatch.setattr("engine.checkpoint.source._TABLE_IN_MEMORY_BYTES", 0)
     table = open_checkpoint(tiny).take_rows(name, shape)

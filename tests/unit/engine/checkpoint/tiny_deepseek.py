@@ -26,7 +26,7 @@ TINY_TEXT = {
     "index_n_heads": 4, "index_head_dim": 32, "index_topk": 4, "candidate_source_layer_id": 3,
     "candidate_topk_blocks": 3, "candidate_block_size": 2, "hc_mult": 4, "hc_sinkhorn_iters": 20,
     "hc_eps": 1e-6,
-    "engram_layer_ids": [1], "engram_num_embeddings": [100], "engram_max_ngram_size": 3,
+    "engram_layer_ids": [1], "engram_num_embeddings": [120], "engram_max_ngram_size": 3,
     "engram_vocab_size": 20,
     "engram_n_heads": 2, "engram_head_dim": 64, "engram_pad_token_id": 2, "engram_compressed_vocab_size": 60,
     "num_nextn_predict_layers": 2, "dspark_block_size": 3, "dspark_noise_token_id": 5,

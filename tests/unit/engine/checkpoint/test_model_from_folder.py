@@ -1,0 +1,70 @@
+"""The model itself from folders: golden logits, and released formats that change what rounding changes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_deepseek import TINY
+from tokenizers import Tokenizer
+
+from engine.checkpoint.conversion import convert
+from engine.checkpoint.source import open_checkpoint
+from engine.model.deepseek.config import DeepseekConfig, Quantisation
+from engine.model.deepseek.engram_hash import compress_ids
+from engine.model.deepseek.model import DeepseekModel
+from kernels.operations import select_operations
+
+GOLDEN = Path(__file__).parents[3] / "data" / "v41_golden"
+
+
+def load(folder: Path, quantisation: Quantisation) -> DeepseekModel:
+    source = open_checkpoint(folder)
+    compressed = None
+    if (folder / "tokenizer.json").exists():
+        compressed = compress_ids(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    config = DeepseekConfig.from_dict(source.folder.config, quantisation)
+    model = DeepseekModel(config, source, select_operations(1), compressed)
+    source.check_all_taken()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("golden", "quantisation", "tolerance"), [("a", Quantisation(), 1e-3), ("b", Quantisation.off(), 2e-4)]
+)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_golden_logits(
+    golden: str, quantisation: Quantisation, tolerance: float, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tables in memory, and read row by row from their file by the model's own thread."""
+    if mapped:
+        monkeypatch.setattr("engine.checkpoint.source._TABLE_IN_MEMORY_BYTES", 0)
+    model = load(GOLDEN / golden, quantisation)
+    ids = json.loads((GOLDEN / golden / "ids.json").read_text())
+    expected = torch.from_numpy(np.load(GOLDEN / golden / "logits.npy"))
+    torch.testing.assert_close(model.logits(ids), expected, rtol=0, atol=tolerance)
+    model.close()
+
+
+def test_a_converted_model_says_the_same_from_every_format_that_holds_its_values(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """Released formats, and the float32 and bfloat16 of the same values: equal to the bit."""
+    convert(tiny, tmp_path / "released")
+    for format_ in ("f32", "bf16"):
+        convert(tmp_path / "released", tmp_path / format_, dense=format_, experts=format_)
+    ids = list(range(10, 40))
+    logits = [text_logits(tmp_path / name, ids) for name in ("released", "f32", "bf16")]
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+    assert not torch.equal(logits[0], text_logits(tiny, ids))
+
+
+def text_logits(folder: Path, ids: list[int]) -> torch.Tensor:
+    """Of the tiny model, whose Engram has a table of ids of its own."""
+    source = open_checkpoint(folder)
+    compressed = torch.arange(64) % TINY["text_config"]["engram_compressed_vocab_size"]
+    config = DeepseekConfig.from_dict(source.folder.config)
+    model = DeepseekModel(config, source, select_operations(1), compressed)
+    return model.logits(ids)
