@@ -61,7 +61,25 @@ def released_tensors(parameters: Parameters) -> Iterator[tuple[str, Tensor]]:
             yield f"{head}.ffn.experts.{expert}.{matrix}.weight", each
 
 
+def draft_block(config: DeepseekConfig, matrix: Draw) -> Named:
+    """A block of DSpark: attention over windows, its own experts (section 8.2)."""
+    yield from _window_block(config, config.dspark_n_routed_experts, matrix)
+
+
 def _layer(config: DeepseekConfig, layer: int, matrix: Draw) -> Named:
+    yield from _window_block(config, config.n_routed_experts, matrix)
+    if layer in config.kv_source_layer_ids:
+        yield from _compressor(config, layer, matrix)
+    if layer in config.index_source_layer_ids:
+        heads = config.index_n_heads
+        yield "attn.indexer.wq_b.weight", matrix(heads * config.index_head_dim, config.q_lora_rank)
+        yield "attn.indexer.weights_proj.weight", matrix(heads, config.hidden_size)
+    if layer in config.engram_layer_ids:
+        yield from _engram(config, layer, matrix)
+
+
+def _window_block(config: DeepseekConfig, num_experts: int, matrix: Draw) -> Named:
+    """What every block has."""
     c, heads = config.hidden_size, config.num_attention_heads * config.head_dim
     yield "attn_norm.weight", torch.ones(c)
     yield "ffn_norm.weight", torch.ones(c)
@@ -75,17 +93,7 @@ def _layer(config: DeepseekConfig, layer: int, matrix: Draw) -> Named:
     yield "attn.wo_b.weight", matrix(c, config.o_groups * config.o_lora_rank, gain=0.3)
     for site in ("attn", "ffn"):
         yield from _site(config, site, matrix)
-    yield from _experts(config, config.n_routed_experts, matrix)
-    if layer in config.kv_source_layer_ids:
-        yield from _compressor(config, layer, matrix)
-    if layer in config.index_source_layer_ids:
-        yield (
-            "attn.indexer.wq_b.weight",
-            matrix(config.index_n_heads * config.index_head_dim, config.q_lora_rank),
-        )
-        yield "attn.indexer.weights_proj.weight", matrix(config.index_n_heads, c)
-    if layer in config.engram_layer_ids:
-        yield from _engram(config, layer, matrix)
+    yield from _experts(config, num_experts, matrix)
 
 
 def _site(config: DeepseekConfig, site: str, matrix: Draw) -> Named:
