@@ -104,6 +104,11 @@ class NoSpace(FileError):
     """The writable layer has no bytes or inodes left."""
 
 
+def is_shortage(error: OSError) -> bool:
+    """Whether the host is out of something for now, rather than asked for what cannot be."""
+    return error.errno in _SHORTAGES
+
+
 @contextmanager
 def translated(doing: str, *, sandbox_id: str = "") -> Generator[None]:
     """Turns an OSError of the block into a CapacityError where the host is out of something (descriptors,
@@ -112,7 +117,7 @@ def translated(doing: str, *, sandbox_id: str = "") -> Generator[None]:
         yield
     except OSError as error:
         words = f"{doing}: {error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-        if error.errno in _SHORTAGES:
+        if is_shortage(error):
             hint = "close or end something, or raise the limit (`ulimit -n`, `ulimit -u`), and try again"
             raise CapacityError(words, hint=hint, sandbox_id=sandbox_id) from error
         hint = "`dockyard doctor` says what this host lacks"

@@ -158,7 +158,8 @@ class Files:
 
     def upload_dir(self, host_dir: Path | str, path: str, *, max_bytes: int = 256 * MIB) -> int:
         """Copies regular files and directories of `host_dir` into `path`; the number of files. Links and
-        other things on the host are left out, so nothing outside `host_dir` is ever read."""
+        other things on the host are left out, so nothing outside `host_dir` is ever read. InvalidArgument
+        names what this process may not read, CapacityError what no descriptor is left for."""
         place, num_files = _absolute(path), 0
         self.make_dir(place)
         for item in read_tree(Path(host_dir), max_bytes=max_bytes):

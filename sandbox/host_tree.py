@@ -1,12 +1,16 @@
 """Directory trees on the host, read and written without following a link."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sandbox.errors import FileTooLarge, InvalidArgument
+from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, is_shortage
+
+# What opening says of a link, of a socket, and of what has gone (or become something else) meanwhile.
+_LEFT_OUT = frozenset({errno.ELOOP, errno.ENXIO, errno.ENOENT, errno.ENOTDIR})
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +26,24 @@ def read_tree(root: Path, *, max_bytes: int) -> Iterator[TreeItem]:
     """Directories and regular files under `root`, parents first, in the order of their names.
 
     Each file is opened relative to its directory, without following a link and without waiting (a FIFO is
-    skipped). InvalidArgument when `root` is no directory, FileTooLarge beyond `max_bytes` in all.
+    skipped). InvalidArgument when `root` is no directory or something in it cannot be read, CapacityError
+    when this process is out of descriptors, FileTooLarge beyond `max_bytes` in all.
     """
     if not root.is_dir():
         raise InvalidArgument(f"host_dir={str(root)!r} is not a directory")
+    try:
+        yield from _items(root, max_bytes)
+    except OSError as error:
+        words = f"host_dir={str(root)!r}: {error.filename or 'a file'} cannot be read: {error.strerror}"
+        if is_shortage(error):
+            raise CapacityError(words, hint="close something, or raise `ulimit -n`") from error
+        raise InvalidArgument(words, hint="make it readable, or copy without it") from error
+
+
+def _items(root: Path, max_bytes: int) -> Iterator[TreeItem]:
     left = max_bytes
-    for directory, names, files, fd in os.fwalk(root, follow_symlinks=False):
-        names.sort()
+    for directory, names, files, fd in os.fwalk(root, follow_symlinks=False, onerror=_raise_unless_gone):
+        names[:] = sorted(name for name in names if not _is_link(fd, name))
         relative = Path(directory).relative_to(root)
         if relative != Path():
             yield TreeItem(relative.as_posix(), 0o755, None)
@@ -57,8 +72,10 @@ def write_tree(root: Path, directories: Sequence[str], files: Mapping[str, bytes
 def _read_file(fd: int, name: str, relative: Path, max_bytes: int) -> TreeItem | None:
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
-    except OSError:
-        return None  # a link, a socket, or gone by now
+    except OSError as error:
+        error.filename = (relative / name).as_posix()
+        _raise_unless_gone(error)
+        return None
     with os.fdopen(file, "rb") as stream:
         info = os.fstat(stream.fileno())
         if not stat.S_ISREG(info.st_mode):
@@ -68,6 +85,19 @@ def _read_file(fd: int, name: str, relative: Path, max_bytes: int) -> TreeItem |
         if len(content) > max_bytes:
             raise FileTooLarge(f"{path}: the tree is larger than allowed", path=path, number=27)
         return TreeItem(path, stat.S_IMODE(info.st_mode), content)
+
+
+def _is_link(fd: int, name: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    """Nothing that is to be copied goes missing without a word."""
+    if error.errno not in _LEFT_OUT:
+        raise error
 
 
 def _check_name(name: str) -> None:

@@ -1,13 +1,16 @@
 """Trees on the host: no link followed, nothing written outside."""
 
 import os
+import resource
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.errors import FileTooLarge, InvalidArgument
+from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument
 from sandbox.host_tree import read_tree, write_tree
 
 
@@ -32,6 +35,56 @@ def test_links_fifos_and_what_they_lead_to_are_left_out(tmp_path: Path):
     os.mkfifo(root / "fifo")
     (root / "kept").write_bytes(b"k")
     assert [item.path for item in read_tree(root, max_bytes=100)] == ["kept"]
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A directory that anybody can reach, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        yield Path(place)
+
+
+def read_as_nobody(root: Path) -> list[str]:
+    """Paths of a tree, read as somebody whom modes bind."""
+    os.seteuid(65534)
+    try:
+        return [item.path for item in read_tree(root, max_bytes=100)]
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of another user's are needed")
+def test_what_may_not_be_read_is_named_and_a_link_to_it_is_no_matter(open_place: Path):
+    (open_place / "link").symlink_to("/root")
+    (open_place / "sub").mkdir()
+    assert read_as_nobody(open_place) == ["sub"]
+    private = open_place / "sub" / "private"
+    private.write_bytes(b"p")
+    private.chmod(0o600)
+    with pytest.raises(InvalidArgument, match="sub/private cannot be read: Permission denied"):
+        read_as_nobody(open_place)
+    (open_place / "sub").chmod(0o700)
+    with pytest.raises(InvalidArgument, match="sub cannot be read: Permission denied"):
+        read_as_nobody(open_place)
+
+
+@pytest.mark.parametrize(("num_read", "words"), [(0, "cannot be read"), (1, "b cannot be read")])
+def test_what_no_descriptor_is_left_for_is_an_error_not_a_gap(tmp_path: Path, num_read: int, words: str):
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "b").write_bytes(b"2")
+    tree = read_tree(tmp_path, max_bytes=100)
+    for _ in range(num_read):
+        next(tree)
+    lowest = os.open(tmp_path, os.O_RDONLY)
+    os.close(lowest)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        with pytest.raises(CapacityError, match=f"{words}: Too many open files"):
+            next(tree)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_tree_beyond_the_limit_is_refused(tmp_path: Path):
