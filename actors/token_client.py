@@ -38,12 +38,19 @@ class TokenClient:
         self._writers: list[asyncio.StreamWriter] = []
         self._readers: list[asyncio.Task[None]] = []
         self._queues: dict[str, asyncio.Queue[FromEngine]] = {}
+        self._started: set[str] = set()
         self.lost: str = ""  # why a connection broke; new requests are refused with it
         self._broken = asyncio.Event()
 
     @property
     def num_running(self) -> int:
-        return len(self._queues)
+        """Requests whose first token is there."""
+        return len(self._started)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are queued or in prefill."""
+        return len(self._queues) - len(self._started)
 
     async def until_lost(self) -> None:
         """Returns when a connection has broken; `lost` says why."""
@@ -69,9 +76,11 @@ class TokenClient:
                 await writer.wait_closed()
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0, arrived_ns: int = 0
     ) -> AsyncGenerator[Tokens]:
         """Tokens in order until one carries a finish reason. Raises RequestFailed.
+
+        `arrived_ns`: when the request had come, on this host's monotonic clock; 0: now.
 
         Closing the iterator early, cancelling its task, or a failure aborts the request on every worker: one
         that has lost the other would go on with it.
@@ -85,14 +94,16 @@ class TokenClient:
         try:
             self._send(
                 self._writers[0],
-                Submit(request_id, tuple(prompt_ids), sampling, self._clock.now_ns(), priority),
+                Submit(request_id, tuple(prompt_ids), sampling, arrived_ns or self._clock.now_ns(), priority),
             )
             async with aclosing(_in_order(inbox)) as ordered:
                 async for tokens in ordered:
                     finished = tokens.finish_reason is not None
+                    self._started.add(request_id)
                     yield tokens
         finally:
             del self._queues[request_id]
+            self._started.discard(request_id)
             if not finished:
                 for writer in self._writers:
                     self._send(writer, Abort(request_id))

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from gateway.chat_request import ChatRequest, parse_chat, prepare_chat
 from gateway.metrics import GatewayMetrics
 from gateway.service import ChatService, Delta
 from gateway.worker_pace import SetPace, is_json, is_this_host, parse_pace
+from protocol.clock import SystemClock
 from protocol.errors import InvalidInput
 from protocol.ids import new_id
 
@@ -51,11 +53,15 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
     """
     app = FastAPI(title="Dockyard", docs_url=None, redoc_url=None)
     metrics = GatewayMetrics(service.model.name)
+    clock = SystemClock()
 
     async def chat_completions(request: Request) -> Response:
         try:
             body = await _body(request, service.config.max_body_bytes)
-            chat = await asyncio.to_thread(_prepared, body, service)  # seconds, for a long conversation
+            arrived_ns = clock.now_ns()  # before tokenising: that is a part of what the client waits for
+            chat = await asyncio.to_thread(
+                _prepared, body, arrived_ns, service
+            )  # seconds, for a long conversation
         except InvalidRequest as error:
             return _error("invalid", str(error), error.parameter)
         head = ReplyHead(new_id("req").replace("req-", "chatcmpl-"), int(time.time()), service.model.name)
@@ -67,9 +73,11 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
             metrics.failed(error.failure.code)
             return _error(error.failure.code, error.message, error.failure.parameter)
         if results is None:
+            metrics.aborted(len(chat.choices))
             return Response(status_code=_CLIENT_GONE)
+        metrics.prefilled(len(chat.prompt_ids))
         for result in results:
-            metrics.finished(len(chat.prompt_ids), result)
+            metrics.finished(result)
         return Response(chat_reply.whole(head, len(chat.prompt_ids), results), media_type="application/json")
 
     async def models() -> dict[str, Any]:
@@ -86,7 +94,8 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
         return Response(status_code=200)
 
     async def metrics_page() -> Response:
-        return Response(metrics.render(service.client.num_running), media_type="text/plain; version=0.0.4")
+        page = metrics.render(service.client.num_running, service.client.num_waiting)
+        return Response(page, media_type="text/plain; version=0.0.4")
 
     async def pace(request: Request, role: str) -> Response:
         if not is_this_host(request.client.host if request.client else None):
@@ -113,11 +122,12 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
     return app
 
 
-def _prepared(body: bytes, service: ChatService) -> ChatRequest:
+def _prepared(body: bytes, arrived_ns: int, service: ChatService) -> ChatRequest:
     model = service.model
-    return prepare_chat(
+    chat = prepare_chat(
         parse_chat(body), model.template, model.tokenizer, model.max_positions, service.config
     )
+    return replace(chat, arrived_ns=arrived_ns)
 
 
 async def _stream_response(
@@ -127,7 +137,9 @@ async def _stream_response(
     deltas = service.deltas(chat)
     first = await _unless_gone(request, _first(deltas))
     if first is None:
+        metrics.aborted(len(chat.choices))
         return Response(status_code=_CLIENT_GONE)
+    metrics.prefilled(len(chat.prompt_ids))
     events = _stream(_chain(first, deltas), metrics, chat, head)
     return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
@@ -137,6 +149,7 @@ async def _stream(
 ) -> AsyncGenerator[bytes]:
     """Server-sent events. An error ends the stream without a finish reason and without `[DONE]`."""
     results: list[ChoiceResult] = []
+    failed = False
     try:
         async with aclosing(deltas):
             for index in range(len(chat.choices)):
@@ -146,14 +159,18 @@ async def _stream(
                     yield chat_reply.chunk(head, delta.index, {"content": delta.text})
                 if delta.result is not None:
                     results.append(delta.result)
-                    metrics.finished(len(chat.prompt_ids), delta.result)
+                    metrics.finished(delta.result)
                     yield chat_reply.chunk(head, delta.index, {}, delta.result.finish_reason)
     except RequestFailed as error:
+        failed = True
         metrics.failed(error.failure.code)
         yield chat_reply.failure_chunk(
             _error_object(error.failure.code, error.message, error.failure.parameter)
         )
         return
+    finally:
+        if not failed:
+            metrics.aborted(len(chat.choices) - len(results))
     if chat.include_usage:
         yield chat_reply.usage_chunk(head, len(chat.prompt_ids), results)
     yield chat_reply.DONE

@@ -73,6 +73,7 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     priority: int
+    arrived_ns: int = 0  # when the gateway had its body; 0: when it is sent on
 
 
 def parse_chat(body: bytes) -> ChatBody:

@@ -79,7 +79,8 @@ class ChatService:
         sampling = request.choices[index]
         stream = TextStream(self.model.tokenizer, sampling.stop)
         count = 0
-        async with aclosing(self.client.generate(request.prompt_ids, sampling, request.priority)) as tokens:
+        generating = self.client.generate(request.prompt_ids, sampling, request.priority, request.arrived_ns)
+        async with aclosing(generating) as tokens:
             async for batch in tokens:
                 count += len(batch.token_ids)
                 text = stream.push(batch.token_ids, final=batch.finish_reason is not None)

@@ -77,14 +77,27 @@ def test_a_stream_that_is_dropped_frees_its_request(slow: Stack) -> None:
     lines = stream_lines(slow, LONG)
     assert '"x' in next(line for line in lines if '"content":"x' in line)
     slow.wait_until_running()
+    before = num_aborted(slow)
     lines.close()
     slow.wait_until_idle()
+    slow.wait_until(lambda: num_aborted(slow) == before + 1, "an abort that is counted")
+
+
+def num_aborted(stack: Stack) -> float:
+    lines = httpx.get(f"{stack.url}/metrics").text.splitlines()
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if 'finished_reason="abort"' in line and "_total" in line
+    )
 
 
 def test_a_whole_answer_that_nobody_waits_for_frees_its_request(slow: Stack) -> None:
+    before = num_aborted(slow)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(url(slow), json={**LONG, "n": 3}, timeout=httpx.Timeout(PATIENCE_S, read=0.5))
     slow.wait_until_idle()
+    slow.wait_until(lambda: num_aborted(slow) == before + 3, "aborts that are counted")
     assert httpx.post(url(slow), json=SHORT, timeout=PATIENCE_S).status_code == 200
 
 

@@ -217,16 +217,30 @@ def test_the_pages_beside_it(stack: Stack, sdk: openai.OpenAI) -> None:
     (model,) = sdk.models.list().data
     assert (model.id, model.model_extra["max_model_len"]) == ("tiny", 512)
     assert httpx.get(f"{stack.url}/health").status_code == 200
-    sdk.chat.completions.create(**GREEDY)
     metrics = httpx.get(f"{stack.url}/metrics").text
-    for line in (
-        'vllm:num_requests_running{model_name="tiny"} 0.0',
-        "vllm:request_success_total{",
-        "vllm:prompt_tokens_total{",
-    ):
-        assert line in metrics
+    for gauge in ("running", "waiting"):
+        assert f'vllm:num_requests_{gauge}{{model_name="tiny"}} 0.0' in metrics
     roles = httpx.get(f"{stack.url}/dockyard/status").json()["workers"]
     assert roles == [worker.engine.config.role for worker in stack.workers]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_counts_once_however_many_choices_it_has(
+    stack: Stack, sdk: openai.OpenAI, stream: bool
+) -> None:
+    prompt, ended = metric(stack, "vllm:prompt_tokens_total"), metric(stack, "vllm:request_success_total")
+    usage = sdk.chat.completions.create(**GREEDY).usage
+    assert usage is not None
+    body = {**GREEDY, "n": 3, "stream": stream}
+    assert httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    assert metric(stack, "vllm:prompt_tokens_total") - prompt == 2 * usage.prompt_tokens
+    assert metric(stack, "vllm:request_success_total") - ended == 1 + 3
+
+
+def metric(stack: Stack, name: str) -> float:
+    """The sum over all labels."""
+    lines = httpx.get(f"{stack.url}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def test_a_worker_is_slowed_down_by_name(stack: Stack) -> None:

@@ -75,7 +75,7 @@ def play(tmp_path: Path) -> Callable[[Scenario], None]:
     async def run(scenario: Scenario) -> None:
         async with connected(tmp_path) as (client, first, second):
             await asyncio.wait_for(scenario(client, first, second), 30)
-            assert client.num_running == 0
+            assert (client.num_running, client.num_waiting) == (0, 0)
 
     return lambda scenario: asyncio.run(run(scenario))
 
@@ -97,6 +97,24 @@ def test_tokens_of_two_workers_come_in_order(play: Callable[[Scenario], None]) -
         assert await task == [10, 11, 12, 13]
         assert first.received.empty()
         assert second.received.empty()
+
+    play(scenario)
+
+
+def test_a_request_waits_until_its_first_token_and_keeps_its_arrival(
+    play: Callable[[Scenario], None],
+) -> None:
+    async def scenario(client: TokenClient, first: Engine, second: Engine) -> None:
+        stream = client.generate([1], SamplingParams(), arrived_ns=77)
+        reading = asyncio.ensure_future(anext(stream))
+        submitted = await first.expect(Submit)
+        assert isinstance(submitted, Submit)
+        assert submitted.arrived_ns == 77
+        assert (client.num_running, client.num_waiting) == (0, 1)
+        first.say(tokens(submitted.request_id, 0, 5))
+        await reading
+        assert (client.num_running, client.num_waiting) == (1, 0)
+        await stream.aclose()
 
     play(scenario)
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_gguf import CONTROL, TEMPLATE, byte_ids
 
+from actors.token_client import RequestFailed
 from engine.chat.prompt import encode_messages
 from engine.chat.template import ChatTemplate
 from engine.chat.tokenizer import ChatTokenizer
@@ -20,6 +21,8 @@ from gateway.app import create_app
 from gateway.chat_request import ChatRequest, parse_chat, prepare_chat
 from gateway.config import GatewayConfig
 from gateway.service import ChatService
+from protocol.clock import SystemClock
+from protocol.wire import Failed
 
 PLAIN = ChatTemplate(TEMPLATE, {})
 pieces = st.sampled_from([*CONTROL, "<", "<|", "<|im_", "|>", "im_end|>", "a", " the", "\n", "<<|im_end|>"])
@@ -136,3 +139,32 @@ def test_preparing_leaves_the_event_loop_free(tiny_tokenizer: ChatTokenizer) -> 
             return await asked
 
     assert asyncio.run(both()).status_code == 400
+
+
+def test_a_request_has_arrived_before_it_is_rendered(tiny_tokenizer: ChatTokenizer) -> None:
+    rendered: list[int] = []
+    taken: list[ChatRequest] = []
+
+    class Timed:
+        def render(self, messages: object) -> str:
+            rendered.append(SystemClock().now_ns())
+            return "a"
+
+    async def complete(chat: ChatRequest) -> list[Any]:
+        taken.append(chat)
+        raise RequestFailed(Failed("r", "lost", "as the test wants"))
+
+    model = SimpleNamespace(name="tiny", template=Timed(), tokenizer=tiny_tokenizer, max_positions=512)
+    service = SimpleNamespace(model=model, config=GatewayConfig(), complete=complete)
+
+    async def unused(*_: object) -> Any: ...
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(cast(ChatService, service), unused, unused))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+            body = {"messages": [{"role": "user", "content": "a"}]}
+            return await http.post("/v1/chat/completions", json=body)
+
+    before = SystemClock().now_ns()
+    assert asyncio.run(ask()).status_code == 503
+    assert before <= taken[0].arrived_ns <= rendered[0]
