@@ -19,6 +19,24 @@ _MAX_COLUMNS = 16_384  # of one product of the C kernel
 _KEY_TILE = 64  # keys a product where the operations round a column with its neighbours
 _NO_INDEX = -1
 
+# What models call instead of torch's own: a test under tests/unit/engine reads their source.
+GUARDED = {
+    "linear": "linear",
+    "matmul": "linear, dot_products or batched_product",
+    "mm": "linear",
+    "addmm": "linear",
+    "mv": "linear",
+    "einsum": "batched_product",
+    "bmm": "batched_product",
+    "baddbmm": "batched_product",
+    "scaled_dot_product_attention": "engine.model.deepseek.core_attention.attend",
+    "softmax": "softmax",
+    "sigmoid": "sigmoid",
+    "silu": "silu_mul",
+    "softplus": "softplus",
+    "topk": "top_k",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Dense:
@@ -41,7 +59,7 @@ def linear(operations: Operations, x_TK: Tensor, weights: Sequence[Dense]) -> li
     x_TK = pad_columns(x_TK)
     if len(weights[0].parts) == 1:
         return operations.linear(x_TK, [weight.parts[0] for weight in weights])
-    outs = [torch.zeros(len(x_TK), weight.rows) for weight in weights]
+    outs = [torch.zeros(x_TK.shape[0], weight.rows) for weight in weights]
     for index, start in enumerate(_starts(x_TK)):
         x = x_TK[:, start : start + _MAX_COLUMNS].contiguous()
         products = operations.linear(x, [weight.parts[index] for weight in weights])
@@ -72,8 +90,18 @@ def dot_products(operations: Operations, x_TK: Tensor, keys_NK: Tensor) -> Tenso
 
 
 def batched_product(a_BTK: Tensor, b_BKN: Tensor) -> Tensor:
-    """B products of one shape, [B, T, N]. Callers keep T, K and N free of the number of rows of a step."""
-    return torch.bmm(a_BTK, b_BKN)
+    """B products of one shape, [B, T, N]. Callers keep T, K and N free of the number of rows of a step.
+
+    On one thread: with more, a single product is cut otherwise than one of many, and rounds otherwise.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return torch.bmm(a_BTK, b_BKN)
+    torch.set_num_threads(1)
+    try:
+        return torch.bmm(a_BTK, b_BKN)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def tree_sum(x: Tensor, dim: int) -> Tensor:
@@ -125,7 +153,7 @@ def top_k(scores_TN: Tensor, k: int) -> Tensor:
         if bool(tied.any()):
             picked[tied] = _lowest_of_ties(scores_TN[tied], least[tied, None], k)
     else:
-        picked = torch.arange(count).expand(len(scores_TN), count)
+        picked = torch.arange(count).expand(scores_TN.shape[0], count)
     taken = scores_TN.gather(1, picked) > -torch.inf
     ordered = torch.where(taken, picked, count).sort(1).values
     return ordered.masked_fill_(ordered == count, _NO_INDEX)
