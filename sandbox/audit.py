@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Literal
 
 from sandbox import cgroups
+from sandbox.images import INIT_AT
 from sandbox.journal import Journal, Record
-from sandbox.places import default_state_dir
+from sandbox.places import INIT_BINARY, default_state_dir
 from sandbox.processes import ProcessKey, boot_id, command_lines, find_process
+from sandbox.substrates.container import RUNTIMES
 
 LeftoverKind = Literal["process", "cgroup", "mount", "directory", "record"]
 _KILL_PATIENCE_S = 5.0
+# What a sandbox's launcher is, one after the other, and init.
+_PROGRAMS = frozenset({INIT_BINARY.name, Path(INIT_AT).name, "bwrap", *RUNTIMES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,8 @@ def _has_owner(record: Record) -> bool:
 
 
 def _processes(dead: Iterable[Record]) -> Iterator[Leftover]:
-    """Recorded ones, members of recorded groups, and whatever carries the id in its arguments: the last
-    finds a launcher whose owner died before it could write down the pid."""
+    """Recorded ones, members of recorded groups, and programs of ours that carry the id in their arguments:
+    the last finds a launcher whose owner died before it could write down the pid."""
     ids = {record.id: record for record in dead if record.boot == boot_id()}
     seen: set[int] = set()
     for record in ids.values():
@@ -107,8 +111,10 @@ def _processes(dead: Iterable[Record]) -> Iterator[Leftover]:
     if not ids:
         return
     for pid, arguments in command_lines():
-        named = next((word.decode() for word in arguments if word.decode(errors="replace") in ids), None)
-        if named is not None and pid not in seen and pid != os.getpid() and _runs(pid):
+        if Path(os.fsdecode(arguments[0])).name not in _PROGRAMS:
+            continue  # someone who looks for the id in a log
+        named = next((word for word in map(os.fsdecode, arguments) if word in ids), None)
+        if named is not None and pid not in seen and _runs(pid):
             yield Leftover("process", str(pid), named)
 
 

@@ -1,0 +1,70 @@
+"""A sweep ends what a dead owner's sandbox left, and nothing that merely speaks of it."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.audit import leftovers, sweep
+from sandbox.journal import Journal, Record
+from sandbox.processes import ProcessKey, boot_id, this_process
+
+DEAD = ProcessKey(pid=4_194_999, start_ticks=1)  # above the largest pid
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def orphan(tmp_path: Path) -> str:
+    """The id of a sandbox whose owner has died."""
+    record = Record("sbx-orphan", DEAD, boot_id(), "function", cgroups=())
+    Journal(tmp_path).write(record)
+    return record.id
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts an interpreter that waits, under any name and with any further arguments."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_one(name: str, *arguments: str) -> "subprocess.Popen[bytes]":
+        words = [name, "-c", "print(flush=True); input()", *arguments]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(words, executable=sys.executable, stdin=pipe, stdout=pipe)
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()  # only now are its arguments its own
+        return process
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_whoever_looks_for_the_id_is_left_alone(orphan: str, start: Start, tmp_path: Path):
+    reader = start("grep", orphan, "a.log")
+    assert {each.kind for each in sweep(tmp_path)} == {"record"}
+    assert reader.poll() is None
+
+
+@pytest.mark.parametrize(
+    "name", ["/somewhere/dockyard-init", "bwrap", "/usr/bin/crun", "runc", "/.dockyard/init"]
+)
+def test_a_launcher_that_was_never_written_down_is_ended(
+    orphan: str, start: Start, tmp_path: Path, name: str
+):
+    launcher, other = start(name, orphan), start(name, "sbx-other")
+    (found,) = [each for each in leftovers(tmp_path) if each.kind == "process"]
+    assert (found.name, found.sandbox_id) == (str(launcher.pid), orphan)
+    sweep(tmp_path)
+    assert launcher.wait(10) == -9
+    assert other.poll() is None
+
+
+def test_nothing_of_a_live_owner_is_touched(start: Start, tmp_path: Path):
+    Journal(tmp_path).write(Record("sbx-live", this_process(), boot_id(), "function", cgroups=()))
+    launcher = start("bwrap", "sbx-live")
+    assert sweep(tmp_path) == ()
+    assert launcher.poll() is None
