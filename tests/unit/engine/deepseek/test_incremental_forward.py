@@ -128,3 +128,14 @@ def test_the_cache_refuses_blocks_that_cut_groups():
     config = golden_config("a")
     with pytest.raises(Exception, match=r"block_tokens is 3, expected a multiple of the ratios \[1, 2\]"):
         DeepseekCache(config, 4, 3, 1)
+
+
+def test_the_number_of_threads_changes_no_bit(model):
+    name, m = model
+    ids = golden_ids(name)[:45]
+    expected, before = _full(m, tuple(ids)), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(m.head(run_chunks(m, ids, 11)), expected)
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,95 @@
+"""Engram tables on disk are read by a thread of their own, to the bits of tables in memory."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from golden_sets import FOLDER, golden_config, golden_ids, golden_model, golden_tensors, run_chunks
+from tokenizers import Tokenizer
+
+from engine.errors import BrokenModelFile
+from engine.model.deepseek.engram_hash import compress_ids
+from engine.model.deepseek.model import DeepseekModel
+from engine.model.deepseek.quantisation import e4m3_bytes, e4m3_values
+from engine.model.tensor_source import RowSource, TensorsInMemory
+from kernels.operations import select_operations
+
+
+class E4m3Rows:
+    """A memory-mapped table, and which threads have read it."""
+
+    def __init__(self, path: Path, table: torch.Tensor) -> None:
+        path.write_bytes(e4m3_bytes(table).numpy().tobytes())
+        self.bytes = np.memmap(path, np.uint8, "r", shape=tuple(table.shape))
+        self.readers: set[str] = set()
+
+    def rows(self, ids):
+        self.readers.add(threading.current_thread().name)
+        return e4m3_values(torch.from_numpy(self.bytes[ids.numpy()]))
+
+
+class OnDisk(TensorsInMemory):
+    """A source that leaves tables where they are."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(golden_tensors("a"), "a")
+        self.folder, self.tables = folder, {}
+
+    def take_rows(self, name, shape):
+        table = self.tables[name] = E4m3Rows(self.folder / name, self.take(name, shape))
+        return table
+
+
+@pytest.fixture
+def source(tmp_path):
+    return OnDisk(tmp_path)
+
+
+@pytest.fixture
+def model(source, cpu_library):
+    tokenizer = Tokenizer.from_file(str(FOLDER / "a" / "tokenizer.json"))
+    found = DeepseekModel(golden_config("a"), source, select_operations(1), compress_ids(tokenizer))
+    source.check_all_taken()
+    yield found
+    found.close()
+
+
+def test_a_mapped_table_gives_the_bits_of_one_in_memory(source, model):
+    assert isinstance(source, RowSource)
+    ids = golden_ids("a")[:40]
+    expected = golden_model("a").logits(ids)
+    assert torch.equal(model.logits(ids), expected)
+    assert torch.equal(model.head(run_chunks(model, ids, 3)), expected)
+    assert len(source.tables) == 2
+    for table in source.tables.values():
+        assert all(name.startswith("engram") for name in table.readers)
+
+
+def test_closing_a_model_ends_its_thread(model):
+    model.logits(golden_ids("a")[:5])
+    assert any(t.name.startswith("engram") for t in threading.enumerate())
+    model.close()
+    assert not any(t.name.startswith("engram") for t in threading.enumerate())
+
+
+@pytest.mark.parametrize("compressed", [None, torch.arange(298)])
+def test_ids_of_another_tokenizer_are_refused(compressed):
+    tensors = TensorsInMemory(golden_tensors("a"), "a")
+    with pytest.raises(
+        BrokenModelFile, match=r"engram_compressed_vocab_size' is 241, expected (0|298), what the"
+    ):
+        DeepseekModel(golden_config("a"), tensors, select_operations(1, "torch"), compressed)
+
+
+def test_a_missing_tensor_is_named_with_its_shape():
+    tensors = {k: t for k, t in golden_tensors("b").items() if k != "layers.8.attn.indexer.wq_b.weight"}
+    with pytest.raises(BrokenModelFile, match=r"no tensor 'layers.8.attn.indexer.wq_b.weight'.*\[512, 24\]"):
+        DeepseekModel(golden_config("b"), TensorsInMemory(tensors, "b"), select_operations(1, "torch"))
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes():
+    tensors = {**golden_tensors("b"), "norm.weight": torch.ones(31)}
+    with pytest.raises(BrokenModelFile, match=r"'norm.weight' has shape \[31\], expected \[32\]"):
+        DeepseekModel(golden_config("b"), TensorsInMemory(tensors, "b"), select_operations(1, "torch"))
