@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from engine.chat.tokenizer import ChatTokenizer
 
 _REPLACEMENT = "\ufffd"
+_KEPT_TOKENS = 4  # a UTF-8 character has four bytes at most, and a token one at least
+_MAX_TOKENS = 64  # where tokens without text, such as control tokens, lie inside of one: it is given up
 
 
 class TextStream:
@@ -16,9 +18,8 @@ class TextStream:
     def __init__(self, tokenizer: ChatTokenizer, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(string for string in stop if string)
-        self._ids: list[int] = []
-        self._prefix = 0  # ids before it are decoded for good
-        self._read = 0
+        self._window: list[int] = []  # the newest ids: what comes is decoded behind them
+        self._num_given = 0  # characters of the window's text that have been given out
         self._held = ""  # decoded, and could be the start of a stop string
         self._given: list[str] = []
         self.stopped = False
@@ -31,20 +32,26 @@ class TextStream:
         """The text that these tokens make certain. `final` gives out what was held back."""
         if self.stopped:
             return ""
-        self._ids += token_ids
+        self._window += token_ids
         return self._release(self._decode(final), final)
 
     def _decode(self, final: bool) -> str:
-        """Newly decoded text, empty while a character is incomplete.
+        """Newly decoded text, without an end that may be an incomplete character.
 
-        Decoding starts a few tokens back, since a token's text can depend on the one before it.
+        Decoding starts a few tokens back, since a token's text can depend on the one before it. What lies
+        before those never changes any more, whatever it decodes to, so the window stays short.
         """
-        before = self._tokenizer.decode(self._ids[self._prefix : self._read])
-        now = self._tokenizer.decode(self._ids[self._prefix :])
-        if now.endswith(_REPLACEMENT) and not final:
-            return ""
-        self._prefix, self._read = self._read, len(self._ids)
-        return now[len(before) :]
+        text = self._tokenizer.decode(self._window)
+        # A byte-level tokenizer decodes an incomplete character, of one to three bytes, to one U+FFFD.
+        is_open = text.endswith(_REPLACEMENT) and not final and len(self._window) <= _MAX_TOKENS
+        certain = len(text) - is_open
+        new, rest = text[self._num_given : certain], text[certain:]
+        self._num_given = certain
+        kept = self._window[-_KEPT_TOKENS:]
+        kept_text = self._tokenizer.decode(kept)
+        if kept_text.endswith(rest):
+            self._window, self._num_given = kept, len(kept_text) - len(rest)
+        return new
 
     def _release(self, new: str, final: bool) -> str:
         text = self._held + new

@@ -1,7 +1,10 @@
 """Streamed text equals the text of all tokens at once, wherever it is cut."""
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_gguf import EOS, byte_ids
@@ -67,6 +70,36 @@ def test_nothing_is_given_out_that_could_become_a_stop(
         starts = (s[:n] for s in stop for n in range(1, len(s)))
         if not result.stopped:
             assert not any(given_out.endswith(start) for start in starts)
+
+
+class Counting:
+    """A tokenizer that counts what it decodes."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.num_decoded = 0
+
+    def decode(self, ids: Sequence[int]) -> str:
+        self.num_decoded += len(ids)
+        return self._tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("data", [b"\x80", b"\xf0", b"\xef\xbf\xbd", b"a", b"\xe2\x82"])
+def test_each_token_costs_the_same_whatever_its_bytes(tiny_tokenizer: ChatTokenizer, data: bytes) -> None:
+    counting = Counting(tiny_tokenizer)
+    text = TextStream(cast(ChatTokenizer, counting))
+    ids = byte_ids(data * 500)
+    given_out = "".join(text.push([token], final=n == len(ids)) for n, token in enumerate(ids, 1))
+    assert given_out == (data * 500).decode(errors="replace")
+    assert counting.num_decoded < 12 * len(ids)
+
+
+def test_a_character_that_control_tokens_interrupt_costs_no_more(tiny_tokenizer: ChatTokenizer) -> None:
+    counting = Counting(tiny_tokenizer)
+    text = TextStream(cast(ChatTokenizer, counting))
+    ids = [*byte_ids(b"a\xf0"), *[EOS] * 2_000, *byte_ids(b"b")]
+    assert "".join(text.push([token]) for token in ids) == "a\ufffdb"
+    assert counting.num_decoded < 12 * len(ids)
 
 
 def test_a_character_of_four_tokens_comes_whole(tiny_tokenizer: ChatTokenizer) -> None:
