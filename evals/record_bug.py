@@ -14,6 +14,7 @@ from evals import team_bugs
 from evals.team_sandboxes import BoxConfig, Boxes
 from protocol.errors import DockyardError
 from protocol.ids import new_id
+from sandbox.places import default_home
 from teams.model_client import http_models
 
 
@@ -44,7 +45,7 @@ def _read_order() -> _Order:
     parser.add_argument("--url", required=True, help="the gateway, such as http://127.0.0.1:8000/v1")
     parser.add_argument("--model", default="smollm2", help="the model that the gateway serves")
     parser.add_argument("--recording", type=Path, help="the file; default: the one that ships with the task")
-    cache = Path.home() / ".dockyard" / "sources"
+    cache = default_home() / "cache"
     parser.add_argument(
         "--cache", type=Path, default=cache, help="where sources are kept (default: %(default)s)"
     )

@@ -17,7 +17,7 @@ from typing import Literal
 from sandbox import cgroups
 from sandbox.images import INIT_AT
 from sandbox.journal import Journal, Record
-from sandbox.places import INIT_BINARY, default_state_dir
+from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
 from sandbox.processes import ProcessKey, boot_id, command_lines, find_process
 from sandbox.substrates.container import RUNTIMES
 
@@ -135,7 +135,8 @@ def _mounts() -> Iterator[Leftover]:
 
 def _directories(state: Path) -> Iterator[Leftover]:
     """Drafts whose maker, whose pid is in the name, has gone."""
-    for path in (*state.glob("images/draft-*"), *state.glob(".toolkit-*")):
+    drafts = default_toolkit(state).parent.glob(".toolkit-*")
+    for path in (*state.glob("images/draft-*"), *drafts):
         pid = path.name.split("-")[1]
         if not pid.isdecimal() or find_process(int(pid)) is None:
             yield Leftover("directory", str(path))

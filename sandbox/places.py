@@ -1,16 +1,28 @@
-"""Where things lie when the caller does not say."""
+"""Where things lie when the caller does not say: the same places for set-up, the command line and sandboxes
+made from Python. Whoever needs one of them takes it from here."""
 
+import os
 from pathlib import Path
 
 # Built from sandbox/native at set-up.
 INIT_BINARY = Path(__file__).parent / "native" / "dockyard-init"
 
 
+def default_home() -> Path:
+    """The folder of all that Dockyard keeps for this user: DOCKYARD_HOME, else `dockyard` in XDG_STATE_HOME,
+    else ~/.local/state/dockyard."""
+    # Read here and not in cluster.config, which this package may not import and which may import this one.
+    if home := os.environ.get("DOCKYARD_HOME"):
+        return Path(home).absolute()
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state").absolute() / "dockyard"
+
+
 def default_state_dir() -> Path:
-    """Skeletons, journal and toolkit of this user."""
-    return Path.home() / ".dockyard" / "sandbox"
+    """Skeletons and journal: what `dockyard down` sweeps."""
+    return default_home() / "sandbox"
 
 
 def default_toolkit(state_dir: Path) -> Path:
-    """The toolkit that belongs to a state directory."""
-    return state_dir / "toolkit"
+    """The toolkit that belongs to a state directory: beside it, since one toolkit serves several."""
+    return state_dir.parent / "toolkit"

@@ -96,8 +96,9 @@ class Sandbox:
         `cpu` is in cores, `memory_mb` and `disk_mb` in mebibytes. The writable layer lies in memory and
         counts as such, so `memory_mb` bounds both. A limit that is left out gets a default, and is dropped
         (see `info.limits.degraded`) where the host cannot enforce it; one that is written and cannot be
-        enforced is refused. `state_dir` holds image skeletons and the journal; `toolkit` was made by
-        `sandbox.toolkit`; `runtime` names the OCI runtime of substrate `container`.
+        enforced is refused. `state_dir` holds image skeletons and the journal, by default where
+        `dockyard down` sweeps; `toolkit` was made by `sandbox.toolkit` and lies beside `state_dir` by
+        default; `runtime` names the OCI runtime of substrate `container`.
 
         Raises InvalidArgument, UnsupportedError, CapacityError or StartError, and then leaves nothing behind.
         """

@@ -1,0 +1,33 @@
+"""There is one default home: what set-up fills is where a sandbox that is told nothing looks."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.config import load_config
+from cluster.state import StateFolder
+from sandbox.places import default_home, default_state_dir, default_toolkit
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "user/.local/state/dockyard"),
+        ({"XDG_STATE_HOME": "xdg"}, "xdg/dockyard"),
+        ({"XDG_STATE_HOME": "xdg", "DOCKYARD_HOME": "mine"}, "mine"),
+        ({"XDG_STATE_HOME": "", "DOCKYARD_HOME": ""}, "user/.local/state/dockyard"),
+    ],
+)
+def test_sandboxes_and_the_command_line_mean_the_same_places(
+    environment: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    for name in ("XDG_STATE_HOME", "DOCKYARD_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    state = StateFolder(load_config().state_dir)
+    assert default_home() == state.root == tmp_path / expected
+    assert default_state_dir() == state.sandboxes
+    assert default_toolkit(default_state_dir()) == state.toolkit
