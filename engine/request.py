@@ -40,7 +40,7 @@ class Sequence:
     num_cached: int = 0  # of those, taken from the prefix cache at the first scheduling
     blocks: list[int] = field(default_factory=list[int])
     num_registered: int = 0  # leading blocks that the prefix cache knows
-    tail_hash: bytes = b""  # chained hash of those blocks
+    chain: list[bytes] = field(default_factory=list[bytes])  # hashes of its full blocks, as far as asked for
     incoming: KvPayload | None = None  # a hand-off whose KV waits for blocks
     stages: Stages = Stages()
 

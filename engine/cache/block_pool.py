@@ -56,6 +56,17 @@ class BlockPool:
             found.append(block)
         return found
 
+    def count_known(self, hashes: Iterable[bytes]) -> tuple[int, int]:
+        """How many blocks `match` would find, and how many of them are free now. Changes nothing."""
+        num_known = num_free = 0
+        for block_hash in hashes:
+            block = self._by_hash.get(block_hash)
+            if block is None:
+                break
+            num_known += 1
+            num_free += self._references[block] == 0
+        return num_known, num_free
+
     def allocate(self, count: int) -> list[int]:
         """`count` blocks of unknown content, held once. Callers ask `num_available` first."""
         assert count <= self.num_available, f"{count} blocks wanted, {self.num_available} available"

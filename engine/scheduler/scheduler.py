@@ -79,11 +79,8 @@ class Scheduler:
         sequence.num_computed += chunk.count
         size = self._pool.block_tokens
         while (sequence.num_registered + 1) * size <= sequence.num_computed:
-            start = sequence.num_registered * size
-            sequence.tail_hash = chain_hash(
-                sequence.tail_hash or self._salt, sequence.token_ids[start : start + size]
-            )
-            self._pool.register(sequence.blocks[sequence.num_registered], sequence.tail_hash)
+            newest = self._chain(sequence, sequence.num_registered + 1)[sequence.num_registered]
+            self._pool.register(sequence.blocks[sequence.num_registered], newest)
             sequence.num_registered += 1
 
     def statistics(self) -> SchedulerStatistics:
@@ -96,17 +93,17 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its known prefix and blocks for all its tokens, and let it run."""
-        known = [] if sequence.incoming is not None else self._pool.match(self._prefix_hashes(sequence))
-        needed = self._pool.blocks_for(len(sequence.token_ids)) - len(known)
-        if needed > self._pool.num_available:
-            self._pool.release(known)
+        prefix = [] if sequence.incoming is not None else self._prefix_hashes(sequence)
+        num_known, num_free = self._pool.count_known(prefix)
+        needed = self._pool.blocks_for(len(sequence.token_ids)) - num_known
+        if needed > self._pool.num_available - num_free:
             return False
+        known = self._pool.match(prefix)
         sequence.blocks = known + self._pool.allocate(needed)
         size = self._pool.block_tokens
         incoming = sequence.incoming is not None
         sequence.num_computed = sequence.num_prompt if incoming else len(known) * size
         sequence.num_registered = len(known)
-        sequence.tail_hash = self._chain(sequence, len(known))[-1] if known else b""
         if sequence.num_generated == 0 and not incoming:
             sequence.num_cached = sequence.num_computed
         self.waiting.remove(sequence)
@@ -115,13 +112,15 @@ class Scheduler:
 
     def _prefix_hashes(self, sequence: Sequence) -> list[bytes]:
         """Hashes of the full blocks before the newest token, which must be computed to go on from it."""
-        return self._chain(sequence, (len(sequence.token_ids) - 1) // self._pool.block_tokens)
+        num_blocks = (len(sequence.token_ids) - 1) // self._pool.block_tokens
+        return self._chain(sequence, num_blocks)[:num_blocks]
 
     def _chain(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
-        size, previous, chain = self._pool.block_tokens, self._salt, list[bytes]()
-        for index in range(num_blocks):
-            previous = chain_hash(previous, sequence.token_ids[index * size : (index + 1) * size])
-            chain.append(previous)
+        """At least so many hashes. Kept: tokens only come to be more, and who is blocked asks every step."""
+        size, chain = self._pool.block_tokens, sequence.chain
+        for index in range(len(chain), num_blocks):
+            previous = chain[-1] if chain else self._salt
+            chain.append(chain_hash(previous, sequence.token_ids[index * size : (index + 1) * size]))
         return chain
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
@@ -145,7 +144,6 @@ class Scheduler:
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.num_computed = sequence.num_registered = 0
-        sequence.tail_hash = b""
 
 
 def _turn(sequence: Sequence) -> tuple[bool, tuple[int, int, str]]:

@@ -49,7 +49,10 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(target=references, chain=st.lists(hashes, max_size=4, unique=True))
     def match(self, chain: list[bytes]) -> object:
+        num_known, num_free = self.pool.count_known(chain)
+        before = self.pool.num_available
         blocks = self.pool.match(chain)
+        assert (num_known, num_free) == (len(blocks), before - self.pool.num_available)
         known = [content in self.contents.values() for content in chain]
         expected = known.index(False) if False in known else len(chain)
         assert [self.contents[block] for block in blocks] == chain[:expected]

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cache.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool, chain_hash
 from engine.request import Request, Sequence, Stages
 from engine.scheduler.scheduler import Chunk, Scheduler
 from protocol.sampling import SamplingParams
@@ -142,3 +143,40 @@ def test_another_model_shares_no_prefix() -> None:
     other.add(sequence := arrive(1, Load(0, 18, 1, 0, 0)))
     other.schedule()
     assert sequence.num_cached == 0
+
+
+def test_one_who_waits_for_blocks_is_hashed_once_and_disturbs_no_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashed: list[int] = []
+
+    def counting(previous: bytes, ids: list[int]) -> bytes:
+        hashed.append(len(ids))
+        return chain_hash(previous, ids)
+
+    monkeypatch.setattr("engine.scheduler.scheduler.chain_hash", counting)
+    pool = BlockPool(9, BLOCK)
+    scheduler = Scheduler(pool, max_sequences=4, token_budget=64, salt=b"s")
+    first, other = arrive(0, Load(1, 8, 4, 0, 0)), arrive(1, Load(2, 8, 4, 0, 0))
+    for sequence in (first, other):  # leave two cached blocks each, the first one's older
+        scheduler.add(sequence)
+        for chunk in scheduler.schedule():
+            scheduler.computed(chunk)
+        scheduler.remove(sequence)
+    holder = arrive(2, Load(3, 17, 4, 0, 0))
+    scheduler.add(holder)
+    assert [chunk.sequence for chunk in scheduler.schedule()] == [holder]
+    blocked = arrive(3, Load(1, 30, 4, 0, 0))
+    scheduler.add(blocked)
+    hashed.clear()
+    order = list(pool._cached)
+    for _ in range(50):
+        scheduler.schedule()
+        assert list(pool._cached) == order
+    assert scheduler.waiting == [blocked]
+    assert len(hashed) == 29 // BLOCK
+    scheduler.check_integrity()
+    scheduler.remove(holder)
+    scheduler.schedule()
+    assert scheduler.running == [blocked]
+    assert blocked.num_computed == 8
