@@ -12,35 +12,44 @@ from torch import Tensor
 from engine import numerics
 
 _GATHERED = 1 << 23  # float32 values gathered at a time: 32 MiB
+_LANES = 16  # of which a row's number of entries is a multiple
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Entries that rows read: `index_TS` points into the pool, whose row 0 is zero and means none."""
+    """Entries that rows read: `index` [T, S] points into the pool [P, D]; its row 0 is zero and means none."""
 
     pool: Tensor
     index: Tensor  # int64, of a width that depends on the model alone
-
-    def gather(self, rows: slice) -> Tensor:
-        index = self.index[rows]
-        return self.pool.index_select(0, index.flatten()).view(*index.shape, -1)
 
 
 def attend(q_THD: Tensor, entries: Sequence[Entries], sink_H: Tensor, scale: float) -> Tensor:
     """[T, H, D]: o_h = sum_s e^(l_s) v_s / (sum_s e^(l_s) + e^(sink_h)), l_s = scale q_h k_s, v_s = k_s.
 
     A row's shapes and order of sums depend on the index widths alone. Memory is bounded: rows go in chunks.
+    The sink is the weight of an entry that is zero.
     """
-    width = sum(e.index.shape[1] for e in entries)
-    chunk = max(1, _GATHERED // (width * q_THD.shape[2]))
-    out = torch.empty_like(q_THD)
+    pool_PD, index_TS = _joined(entries)
+    absent_TS = index_TS == 0
+    chunk = max(1, _GATHERED // (index_TS.shape[1] * q_THD.shape[2]))
+    parts: list[Tensor] = []
     for start in range(0, q_THD.shape[0], chunk):
         rows = slice(start, start + chunk)
-        keys_TSD = torch.cat([e.gather(rows) for e in entries], 1)
-        absent_TS = torch.cat([e.index[rows] == 0 for e in entries], 1)
+        index = index_TS[rows]
+        keys_TSD = pool_PD.index_select(0, index.flatten()).view(*index.shape, -1)
         logits = numerics.batched_product(q_THD[rows], keys_TSD.transpose(1, 2)).mul_(scale)
-        logits.masked_fill_(absent_TS[:, None], -torch.inf)
-        sinks = sink_H[None, :, None].expand(logits.shape[0], -1, 1)
-        weights = numerics.softmax(torch.cat((logits, sinks), 2))[:, :, :-1]
-        out[rows] = numerics.batched_product(weights.contiguous(), keys_TSD)
-    return out
+        logits.masked_fill_(absent_TS[rows, None], -torch.inf)
+        logits[:, :, -1] = sink_H
+        parts.append(numerics.batched_product(numerics.softmax(logits), keys_TSD))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _joined(entries: Sequence[Entries]) -> tuple[Tensor, Tensor]:
+    """One pool and one index, with at least one more place for nothing: the sink's, the last."""
+    pools, indices, before = [e.pool for e in entries], [entries[0].index], entries[0].pool.shape[0]
+    for more in entries[1:]:
+        indices.append(torch.where(more.index > 0, more.index + before, 0))
+        before += more.pool.shape[0]
+    width = sum(index.shape[1] for index in indices)
+    indices.append(indices[0].new_zeros(indices[0].shape[0], _LANES - width % _LANES))
+    return torch.cat(pools) if len(pools) > 1 else pools[0], torch.cat(indices, 1)
