@@ -6,16 +6,16 @@ it.
 """
 
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sandbox import cgroups
-from sandbox.images import INIT_AT
+from sandbox import cgroups, images, toolkit
+from sandbox.host_tree import remove_tree
 from sandbox.journal import Journal, Record
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
 from sandbox.processes import ProcessKey, boot_id, command_lines, find_process
@@ -24,7 +24,7 @@ from sandbox.substrates.container import RUNTIMES
 LeftoverKind = Literal["process", "cgroup", "mount", "directory", "record"]
 _KILL_PATIENCE_S = 5.0
 # What a sandbox's launcher is, one after the other, and init.
-_PROGRAMS = frozenset({INIT_BINARY.name, Path(INIT_AT).name, "bwrap", *RUNTIMES})
+_PROGRAMS = frozenset({INIT_BINARY.name, Path(images.INIT_AT).name, "bwrap", *RUNTIMES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,12 @@ def check_integrity(state_dir: Path | None = None) -> Audit:
     groups = cgroups.list_groups(cgroups.mount_roots(), cgroups.state_key(state))
     records = Journal(state).records()
     dead = [record for record in records if not _has_owner(record)]
-    found = [*_processes(dead), *_groups(groups, records, dead), *_mounts(), *_directories(state)]
+    found = [*_processes(dead), *_groups(groups, records, dead), *_mounts(), *_drafts(state)]
     found += [Leftover("record", record.id, record.id) for record in dead]
     found += [Leftover("record", str(path)) for path in Journal(state).strays()]
     live = tuple(record.id for record in records if record not in dead)
+    if not live:
+        found += _superseded(state)
     return Audit(live, tuple(found))
 
 
@@ -84,7 +86,7 @@ def sweep(state_dir: Path | None = None) -> tuple[Leftover, ...]:
     for each in by_kind.get("mount", ()):
         subprocess.run(["umount", "--lazy", each.name], capture_output=True, check=False)
     for each in by_kind.get("directory", ()):
-        shutil.rmtree(each.name, ignore_errors=True)
+        _remove_directory(Path(each.name))
     for each in by_kind.get("record", ()):
         # Last, so that a sweep that is cut short leaves the record for the next.
         Journal(state).remove(each.sandbox_id) if each.sandbox_id else Path(each.name).unlink(missing_ok=True)
@@ -133,13 +135,28 @@ def _mounts() -> Iterator[Leftover]:
             yield Leftover("mount", target)
 
 
-def _directories(state: Path) -> Iterator[Leftover]:
+def _superseded(state: Path) -> list[Leftover]:
+    """Old skeletons and toolkits, which only a sandbox made before the new ones could still have."""
+    paths = (*images.superseded(state, INIT_BINARY), *toolkit.superseded(default_toolkit(state)))
+    return [Leftover("directory", str(path)) for path in paths]
+
+
+def _drafts(state: Path) -> Iterator[Leftover]:
     """Drafts whose maker, whose pid is in the name, has gone."""
     drafts = default_toolkit(state).parent.glob(".toolkit-*")
     for path in (*state.glob("images/draft-*"), *drafts):
         pid = path.name.split("-")[1]
         if not pid.isdecimal() or find_process(int(pid)) is None:
             yield Leftover("directory", str(path))
+
+
+def _remove_directory(path: Path) -> None:
+    """As a draft of this process, so that nobody ever finds half of it under its name."""
+    kind = "draft" if path.parent.name == "images" else ".toolkit"
+    doomed = path.with_name(f"{kind}-{os.getpid()}-{path.name.lstrip('.')}")
+    with suppress(FileNotFoundError):  # another sweep was first
+        path.rename(doomed)
+    remove_tree(doomed)
 
 
 def _runs(pid: int) -> bool:

@@ -2,8 +2,10 @@
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -67,6 +69,15 @@ def write_tree(root: Path, directories: Sequence[str], files: Mapping[str, bytes
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(content)
+
+
+def remove_tree(root: Path) -> None:
+    """Removes a tree of this user's with its read-only directories. What does not go stays, without a word:
+    whoever counts what is left finds it."""
+    for directory, _, _ in os.walk(root):
+        with suppress(OSError):
+            Path(directory).chmod(0o700)
+    shutil.rmtree(root, ignore_errors=True)
 
 
 def _read_file(fd: int, name: str, relative: Path, max_bytes: int) -> TreeItem | None:

@@ -8,11 +8,14 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.errors import InvalidArgument, UnsupportedError
+from sandbox.host_tree import remove_tree
+from sandbox.places import SUPERSEDED_S
 
 SKELETON_VERSION = 1
 TOOLKIT_AT = "/opt/toolkit"
@@ -71,7 +74,7 @@ def prepare_image(name: str, *, state_dir: Path, init: Path, toolkit: Path) -> I
     if not (toolkit / "bin" / "python3").exists():
         hint = f"make it with `python -m sandbox.toolkit --into {toolkit}`"
         raise UnsupportedError(f"no toolkit at {toolkit}", hint=hint)
-    skeleton = state_dir / "images" / f"host-{_skeleton_key(init)}"
+    skeleton = _skeleton(state_dir, init)
     if not skeleton.is_dir():
         _make_skeleton(skeleton, init)
     twins = tuple(Bind(Path("/", each), f"/{each}") for each in _USR_TWINS if _is_real_directory(each))
@@ -89,6 +92,18 @@ def prepare_image(name: str, *, state_dir: Path, init: Path, toolkit: Path) -> I
             "TMPDIR": "/tmp",
         },
     )
+
+
+def superseded(state_dir: Path, init: Path) -> list[Path]:
+    """Skeletons of keys that hold no more, when the one that holds is a day old or older."""
+    current = _skeleton(state_dir, init) if init.is_file() else None
+    if current is None or not current.is_dir() or time.time() - current.stat().st_mtime < SUPERSEDED_S:
+        return []
+    return [path for path in sorted(current.parent.glob("host-*")) if path != current]
+
+
+def _skeleton(state_dir: Path, init: Path) -> Path:
+    return state_dir / "images" / f"host-{_skeleton_key(init)}"
 
 
 def _skeleton_key(init: Path) -> str:
@@ -109,7 +124,7 @@ def _make_skeleton(skeleton: Path, init: Path) -> None:
         _fill_skeleton(draft, init)
         draft.rename(skeleton)
     except OSError:
-        shutil.rmtree(draft, ignore_errors=True)
+        remove_tree(draft)
         if not skeleton.is_dir():
             raise
 

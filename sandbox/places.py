@@ -7,6 +7,9 @@ from pathlib import Path
 # Built from sandbox/native at set-up.
 INIT_BINARY = Path(__file__).parent / "native" / "dockyard-init"
 
+# How long a version that a newer one has replaced is kept: longer than a sandbox that started on it lives.
+SUPERSEDED_S = 86_400.0
+
 
 def default_home() -> Path:
     """The folder of all that Dockyard keeps for this user: DOCKYARD_HOME, else `dockyard` in XDG_STATE_HOME,

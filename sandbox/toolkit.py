@@ -3,6 +3,10 @@
 `python -m sandbox.toolkit --into DIR` makes it at set-up: a copy of the base interpreter (not of the
 virtual environment that runs this) that works wherever it is put, with its own site directory. The same DIR
 again does nothing, unless the interpreter or the list of packages has changed.
+
+DIR is a link to DIR-STAMP, which is never written to once it is there. A new version is made beside the old
+and the link replaced, so there is always one; sandboxes that run keep the one that they have mounted, and a
+sweep removes it when nobody can have it any more.
 """
 
 import argparse
@@ -13,16 +17,18 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 
 from protocol.errors import DockyardError
 from sandbox.elf import read_dynamic, replace_run_path
 from sandbox.errors import StartError, UnsupportedError
-from sandbox.places import default_state_dir, default_toolkit
+from sandbox.places import SUPERSEDED_S, default_state_dir, default_toolkit
 
 TOOLKIT_VERSION = 1
 PACKAGES = ("pytest>=8.3,<10", "pyyaml>=6,<7")
 _STAMP = "VERSION"
+_STAMP_DIGITS = 16  # in a version's name
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # Nothing that a program in a sandbox imports; together two thirds of the library's bytes.
 _LEFT_OUT = ("test", "tests", "idlelib", "idle_test", "turtledemo", "ensurepip", "lib2to3", "tkinter")
@@ -35,21 +41,21 @@ def build_toolkit(into: Path) -> bool:
     """Makes the toolkit; half a minute and 60 MB, blocks. False when the one there is current.
 
     Raises UnsupportedError when this interpreter cannot be copied, StartError when pip or the copy fails. The
-    toolkit appears as a whole, or not at all.
+    toolkit appears as a whole, or not at all, and replaces an older one in one step.
     """
     interpreter = _base_interpreter()
     stamp = _stamp(interpreter)
     if is_current(into, stamp):
         return False
     into.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".toolkit-{os.getpid()}-", dir=into.parent))
+    version = _version(into, stamp)
+    place = Path(tempfile.mkdtemp(prefix=f".toolkit-{os.getpid()}-", dir=into.parent))
     try:
-        _fill(draft, interpreter)
-        (draft / _STAMP).write_text(stamp)
-        draft.chmod(0o755)
-        _swap_in(draft, into)
+        if not is_current(version, stamp):
+            _make_version(place / "toolkit", version, interpreter, stamp)
+        _point(into, version, place)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
     return True
 
 
@@ -57,6 +63,48 @@ def is_current(toolkit: Path, stamp: str | None = None) -> bool:
     """True when the toolkit is there and made of this interpreter and these packages."""
     path = toolkit / _STAMP
     return path.is_file() and path.read_text() == (stamp or _stamp(_base_interpreter()))
+
+
+def superseded(toolkit: Path) -> list[Path]:
+    """Older versions of a toolkit, the latest of which was replaced a day ago or longer: by then the
+    sandboxes that had it mounted, of whatever state directory, have ended."""
+    if not toolkit.is_symlink() or time.time() - toolkit.lstat().st_mtime < SUPERSEDED_S:
+        return []
+    beside = (path for path in sorted(toolkit.parent.glob(f"{toolkit.name}-*")) if path != toolkit.resolve())
+    return [path for path in beside if _is_version(path, toolkit)]
+
+
+def _version(toolkit: Path, stamp: str) -> Path:
+    return toolkit.with_name(f"{toolkit.name}-{stamp[:_STAMP_DIGITS]}")
+
+
+def _is_version(path: Path, toolkit: Path) -> bool:
+    """Tells a toolkit of ours from a folder of somebody's with such a name."""
+    stamp = path / _STAMP
+    return stamp.is_file() and _version(toolkit, stamp.read_text()) == path
+
+
+def _make_version(draft: Path, version: Path, interpreter: Path, stamp: str) -> None:
+    """Makes it beside its place and moves it there; the first of two makers wins."""
+    draft.mkdir(mode=0o755)
+    draft.chmod(0o755)
+    _fill(draft, interpreter)
+    (draft / _STAMP).write_text(stamp)
+    try:
+        draft.rename(version)
+    except OSError as error:
+        if not is_current(version, stamp):
+            hint = "delete it, and make the toolkit again"
+            raise StartError(f"{version} is in the way", phase="toolkit", hint=hint) from error
+
+
+def _point(into: Path, version: Path, place: Path) -> None:
+    """Makes `into` a link to `version`, in one step."""
+    if into.is_dir() and not into.is_symlink():
+        into.rename(place / "old")  # a plain copy, which a link cannot replace in one step
+    link = place / "link"
+    link.symlink_to(version.name)
+    link.replace(into)
 
 
 def _base_interpreter() -> Path:
@@ -172,17 +220,6 @@ def _try_out(root: Path) -> None:
     if done.returncode != 0 or Path(done.stdout.strip()).resolve() != root.resolve():
         said = (done.stderr or done.stdout).strip().splitlines()[-1:]
         raise StartError(f"the copied interpreter does not work: {' '.join(said)}", phase="toolkit")
-
-
-def _swap_in(draft: Path, into: Path) -> None:
-    """Sandboxes that run keep the old one: they have it mounted."""
-    if into.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".toolkit-{os.getpid()}-old-", dir=into.parent))
-        into.rename(old / "toolkit")
-        draft.rename(into)
-        shutil.rmtree(old)
-    else:
-        draft.rename(into)
 
 
 def main() -> None:

@@ -89,7 +89,7 @@ def test_a_toolkit_that_is_current_is_left_alone(toolkit: Path):
 
 def test_the_toolkit_works_where_it_was_not_made(toolkit: Path, tmp_path: Path):
     moved = tmp_path / "moved"
-    subprocess.run(["cp", "-a", toolkit, moved], check=True)
+    subprocess.run(["cp", "-a", toolkit.resolve(), moved], check=True)
     done = subprocess.run(
         [moved / "bin/python3", "-I", "-c", "import sys, pytest; print(sys.prefix, pytest.__file__)"],
         capture_output=True,

@@ -1,0 +1,146 @@
+"""There is always one whole toolkit, and older versions go when nobody can have them any more.
+
+What a version holds does not matter here, so it is filled with one file; the real one is made by set-up.
+"""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandbox import toolkit
+from sandbox.audit import leftovers, sweep
+from sandbox.errors import StartError
+from sandbox.journal import Journal, Record
+from sandbox.places import SUPERSEDED_S, default_toolkit
+from sandbox.processes import boot_id, this_process
+
+Build = Callable[[str], bool]
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    return tmp_path / "sandbox"
+
+
+@pytest.fixture
+def place(state_dir: Path) -> Path:
+    return default_toolkit(state_dir)
+
+
+@pytest.fixture
+def build(place: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Makes the toolkit of an interpreter and packages that a word stands for."""
+
+    def build_one(word: str) -> bool:
+        def fill(root: Path, interpreter: Path) -> None:
+            (root / "python").write_text(word)
+
+        monkeypatch.setattr(toolkit, "_fill", fill)
+        monkeypatch.setattr(toolkit, "_stamp", lambda _: hashlib.sha256(word.encode()).hexdigest())
+        return toolkit.build_toolkit(place)
+
+    return build_one
+
+
+def age(path: Path) -> None:
+    long_ago = time.time() - 2 * SUPERSEDED_S
+    os.utime(path, (long_ago, long_ago), follow_symlinks=False)
+
+
+def drafts(place: Path) -> list[Path]:
+    return list(place.parent.glob(".toolkit-*"))
+
+
+def test_a_version_is_made_once_and_again_when_something_changes(build: Build, place: Path):
+    assert [build("a"), build("a"), build("b"), build("a"), build("a")] == [True, False, True, True, False]
+    assert (place / "python").read_text() == "a"
+    assert len(list(place.parent.iterdir())) == 3  # the link and two versions, no draft
+
+
+def test_whoever_has_the_old_version_keeps_it(build: Build, place: Path):
+    build("a")
+    mounted = place.resolve()
+    build("b")
+    assert (mounted / "python").read_text() == "a"
+    assert (place / "python").read_text() == "b"
+
+
+def test_there_is_never_a_moment_without_one(build: Build, place: Path):
+    build("a")
+    gaps, ended = list[str](), threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            try:
+                (place / "python").read_text()
+            except OSError as error:
+                gaps.append(str(error))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for index in range(200):
+        build(str(index))
+    ended.set()
+    watcher.join()
+    assert gaps == []
+
+
+def test_a_replacement_that_is_cut_short_leaves_the_old_one(
+    build: Build, place: Path, monkeypatch: pytest.MonkeyPatch
+):
+    build("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            build("b")
+    assert (place / "python").read_text() == "a"
+    assert drafts(place) == []
+    assert build("b")
+    assert (place / "python").read_text() == "b"
+
+
+def test_a_plain_copy_in_its_place_is_replaced(build: Build, place: Path):
+    place.mkdir(parents=True)
+    (place / "python").write_text("plain")
+    assert build("a")
+    assert (place / "python").read_text() == "a"
+    assert place.is_symlink()
+    assert drafts(place) == []
+
+
+def test_what_is_in_the_way_is_named_and_left_alone(build: Build, place: Path):
+    build("a")
+    place.resolve().joinpath("VERSION").unlink()
+    with pytest.raises(StartError, match="in the way"):
+        build("a")
+    assert (place / "python").read_text() == "a"
+
+
+def test_old_versions_go_a_day_later_when_no_sandbox_lives(build: Build, place: Path, state_dir: Path):
+    build("a")
+    old = place.resolve()
+    build("b")
+    assert leftovers(state_dir) == ()
+    age(place)
+    record = Record("sbx-live", this_process(), boot_id(), "function", cgroups=())
+    Journal(state_dir).write(record)
+    assert leftovers(state_dir) == ()
+    Journal(state_dir).remove(record.id)
+    assert [each.name for each in sweep(state_dir)] == [str(old)]
+    assert not old.exists()
+    assert (place / "python").read_text() == "b"
+    assert sweep(state_dir) == ()
+
+
+def test_folders_of_others_beside_it_are_no_versions(build: Build, place: Path, state_dir: Path):
+    build("a")
+    for name in ("toolkit-notes", "toolkit-0123456789abcdef"):
+        (place.parent / name).mkdir()
+        (place.parent / name / "VERSION").write_text("1.0")
+    age(place)
+    assert sweep(state_dir) == ()
