@@ -1,6 +1,7 @@
 """Tool calls in DSML: written, read back, cut anywhere, and as far off the form as the reader bears."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.chat.dsml import MARKER, V4, V41, Dialect, ToolCall, render_calls
-from engine.chat.dsml_parser import BrokenCall, Content, Event, Reasoning, ReplyParser
+from engine.chat.dsml_call import BrokenCall, CallArguments, CallBegun
+from engine.chat.dsml_parser import Content, Event, Reasoning, ReplyParser
 from engine.errors import InvalidRequest
 
 WEATHER = ToolCall("get_weather", {"city": "Oslo", "days": 2})
@@ -24,6 +26,7 @@ PIECES = [
     "<｜DSML｜ calls>", "</｜DSML｜ calls>",
     '<｜DSML｜ invoke name="a">', "</｜DSML｜ invoke>", '<｜DSML｜ parameter name="x" string="true">', "2>&1",
     '<｜DSML｜ parameter name="y">', "</｜DSML｜ parameter>", "{}", "[", "1e999", "text", '"',
+    '<｜DSML｜ parameter name="input" string="false">', '{"k": ["v"]}',
 ]  # fmt: skip
 tangles = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=30).map("".join)
 
@@ -38,7 +41,7 @@ calls = st.builds(ToolCall, names, st.dictionaries(names, values, max_size=4))
 dialects = st.sampled_from([V41, V4])
 
 
-def read(
+def read_all(
     text: str, *, dialect: Dialect = V41, thinking: bool = False, cuts: tuple[int, ...] = (), **known: Any
 ) -> list[Event]:
     """The reply's events with adjacent text joined."""
@@ -52,13 +55,16 @@ def joined(events: list[Event]) -> list[Event]:
     out: list[Event] = []
     for event in events:
         last = out[-1] if out else None
-        if isinstance(event, Reasoning) and isinstance(last, Reasoning):
-            out[-1] = Reasoning(last.text + event.text)
-        elif isinstance(event, Content) and isinstance(last, Content):
-            out[-1] = Content(last.text + event.text)
+        if isinstance(event, Reasoning | Content | CallArguments) and type(last) is type(event):
+            out[-1] = replace(event, text=last.text + event.text)
         else:
             out.append(event)
     return out
+
+
+def read(text: str, **options: Any) -> list[Event]:
+    """Without the pieces of calls: a caller who does not stream passes over them."""
+    return [event for event in read_all(text, **options) if not isinstance(event, CallBegun | CallArguments)]
 
 
 def test_a_call_is_written_as_the_sheet_shows_it() -> None:
@@ -92,7 +98,7 @@ def test_text_before_the_block_keeps_every_character(
 @given(text=tangles, thinking=st.booleans(), data=st.data())
 def test_the_events_do_not_depend_on_the_cuts(text: str, thinking: bool, data: st.DataObject) -> None:
     cuts = tuple(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    assert read(text, thinking=thinking, cuts=cuts) == read(text, thinking=thinking)
+    assert read_all(text, thinking=thinking, cuts=cuts) == read_all(text, thinking=thinking)
 
 
 @pytest.mark.parametrize("dialect", [V41, V4])
@@ -111,6 +117,39 @@ def test_any_text_is_read(text: str, thinking: bool) -> None:
     for event in read(text, thinking=thinking):
         if isinstance(event, ToolCall):
             json.dumps(event.arguments, allow_nan=False)
+
+
+@settings(deadline=None)
+@given(text=tangles, known=st.booleans())
+def test_the_pieces_of_a_call_are_its_arguments(text: str, known: bool) -> None:
+    """Of every call that is whole, in its order, with its name before them."""
+    events = read_all("<｜DSML｜ calls>" + text, schemas={"a": {"x"}} if known else None)
+    for index, event in enumerate(events):
+        if isinstance(event, ToolCall):
+            begun, pieces = events[index - 2 : index]
+            assert begun == CallBegun(event.name)
+            assert isinstance(pieces, CallArguments)
+            assert json.loads(pieces.text) == event.arguments
+
+
+@settings(deadline=None)
+@given(written=calls, dialect=dialects, step=st.integers(1, 9))
+def test_written_calls_stream(written: ToolCall, dialect: Dialect, step: int) -> None:
+    text = render_calls((written,), dialect)
+    begun, pieces, whole = read_all(text, dialect=dialect, cuts=tuple(range(0, len(text), step)))
+    assert (begun, whole) == (CallBegun(written.name), written)
+    assert isinstance(pieces, CallArguments)
+    assert json.loads(pieces.text) == written.arguments
+
+
+def test_a_long_string_argument_comes_in_pieces() -> None:
+    parser = ReplyParser(V41, thinking=False)
+    text = render_calls((ToolCall("write", {"path": "a", "text": 'say "hi"\n' * 3}),), V41)
+    head, _, rest = text.partition("say")
+    assert parser.push(head) == [
+        CallBegun("write"), CallArguments('{"path": "'), CallArguments('a"'), CallArguments(', "text": "'),
+    ]  # fmt: skip
+    assert parser.push("say" + rest[:6]) == [CallArguments('say \\"hi\\"')]
 
 
 def test_text_is_given_out_at_once() -> None:
