@@ -15,9 +15,12 @@ from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.records import Records
 from engine.model.deepseek.roles import LayerRole
 from engine.model.deepseek.rope import rotate_
+from engine.model.deepseek.rows import WindowPlan
+from engine.model.deepseek.shape import TextShape
 from engine.model.deepseek.step import Step, View
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
+from kernels.operations import Operations
 
 
 class Attention:
@@ -38,10 +41,7 @@ class Attention:
         self._q_norm = RmsNorm.take(source, f"{prefix}.q_norm", rank, config.rms_norm_eps)
         self._kv_norm = RmsNorm.take(source, f"{prefix}.kv_norm", d, config.rms_norm_eps)
         self._sink_H = source.take(f"{prefix}.attn_sink", (h,))
-        group = h * d // config.o_groups
-        grouped = source.take(f"{prefix}.wo_a.weight", (config.o_groups * config.o_lora_rank, group))
-        self._wo_a = [Dense.of(part) for part in grouped.chunk(config.o_groups)]
-        self._wo_b = dense("wo_b", c, config.o_groups * config.o_lora_rank)
+        self._output = GroupedOutput(config, source, prefix)
         self._compressor = self._index_keys = self._indexer = None
         if role.owns_entries:
             self._compressor = Compressor(config, source, f"{prefix}.compressor", role.ratio)
@@ -68,14 +68,9 @@ class Attention:
         return self._mix(step, numerics.linear(step.operations, x_TC, self._query_weights), view, pool_PD)
 
     def _write(self, step: Step, projected: list[Tensor], view: View) -> Tensor:
-        """The value that attention reads is the stored one, of the current row too."""
         kv_TD = self._kv_norm(step.operations, projected[0])
         rotate_(kv_TD, step.angles(view.rows, self._role.ratio))
-        record, ring = self._records.window, step.cache.window_LF[self._role.layer]
-        stored = record.encode(kv_TD)
-        nothing = torch.zeros(1, stored.shape[1], dtype=stored.dtype)
-        pool_PD = record.decode(view.windows.pool(ring, stored, nothing))
-        ring[view.windows.stored_ring] = stored[view.windows.stored_rows]
+        pool_PD = store_window(step, self._role.layer, view.windows, kv_TD)
         if self._compressor is not None:
             self._write_entries(step, projected[1:])
         return pool_PD
@@ -110,13 +105,37 @@ class Attention:
             entries.append(step.shared.selection.entries)
         out_THD = attend(q_THD, entries, self._sink_H, self._scale)
         rotate_(out_THD, angles.inverse())
-        return self._output(step, out_THD)
+        return self._output(step.operations, out_THD)
 
-    def _output(self, step: Step, out_THD: Tensor) -> Tensor:
-        """Groups of heads each through their own matrix, then all through one (section 2.1, step 8)."""
+
+def store_window(step: Step, layer: int, windows: WindowPlan, kv_TD: Tensor) -> Tensor:
+    """Rotated entries of the step's rows, into a layer's ring; the pool that the windows' index points into.
+
+    The value that attention reads is the stored one, of the current row too.
+    """
+    record, ring = step.cache.records.window, step.cache.window_LF[layer]
+    stored = record.encode(kv_TD)
+    nothing = torch.zeros(1, stored.shape[1], dtype=stored.dtype)
+    pool_PD = record.decode(windows.pool(ring, stored, nothing))
+    ring[windows.stored_ring] = stored[windows.stored_rows]
+    return pool_PD
+
+
+class GroupedOutput:
+    """Groups of heads each through their own matrix, then all through one (section 2.1, step 8)."""
+
+    def __init__(self, config: TextShape, source: TensorSource, prefix: str) -> None:
+        groups, rank = config.o_groups, config.o_lora_rank
+        columns = config.num_attention_heads * config.head_dim // groups
+        grouped = source.take(f"{prefix}.wo_a.weight", (groups * rank, columns))
+        self._wo_a = [Dense.of(part) for part in grouped.chunk(groups)]
+        self._wo_b = Dense.of(source.take(f"{prefix}.wo_b.weight", (config.hidden_size, groups * rank)))
+
+    def __call__(self, operations: Operations, out_THD: Tensor) -> Tensor:
+        """[T, C]."""
         groups = out_THD.flatten(1).chunk(len(self._wo_a), 1)
         latents = [
-            numerics.linear(step.operations, group.contiguous(), (weight,))[0]
+            numerics.linear(operations, group.contiguous(), (weight,))[0]
             for group, weight in zip(groups, self._wo_a, strict=True)
         ]
-        return numerics.linear(step.operations, torch.cat(latents, 1), (self._wo_b,))[0]
+        return numerics.linear(operations, torch.cat(latents, 1), (self._wo_b,))[0]

@@ -7,7 +7,7 @@ model reads, so that rejected drafts can be rolled back by writing over them.
 Shapes: L layers, F flat rows (blocks or slots times their rows).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,42 +17,71 @@ from engine.errors import InvalidRequest
 from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.records import Record, Records
 from engine.model.deepseek.roles import cut_layer
+from engine.model.deepseek.shape import TextShape
 
 ROLLBACK_ROWS = 8  # rows a slot keeps beyond what the model reads
 
 
 @dataclass(frozen=True, slots=True)
-class SourceEntries:
-    """The global cache of one kv source; `open_F` is None at ratio 1, where no group stays open."""
+class SourceShape:
+    """What a kv source keeps. `width`: positions that make an entry, more than `ratio` where they overlap."""
 
     ratio: int
+    width: int
+    open_channels: int  # values and gates of a single token
+    indexed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEntries:
+    """The global cache of one kv source; `open` is None where every token is an entry by itself."""
+
+    shape: SourceShape
     main: Tensor
-    index: Tensor
-    open: Tensor | None  # float32 [slots * open rows, 2 * D]: values and gates of single tokens
+    index: Tensor  # of no rows where no indexer reads it
+    open: Tensor | None  # float32 [slots * open rows, open channels]: values and gates of single tokens
+
+    @property
+    def ratio(self) -> int:
+        return self.shape.ratio
 
 
-class DeepseekCache:
-    """Tensors only: who owns which block and slot is the caller's. Pages are touched when they are used."""
+class SequenceCache:
+    """Tensors only: who owns which block and slot is the caller's. Pages are touched when they are used.
 
-    def __init__(self, config: DeepseekConfig, num_blocks: int, block_tokens: int, num_slots: int) -> None:
-        ratios = {config.ratio(layer) for layer in config.kv_source_layer_ids}
+    `cut`: the decoder's first layer (section 1.2), or the number of layers.
+    """
+
+    def __init__(
+        self,
+        config: TextShape,
+        records: Records,
+        sources: Mapping[int, SourceShape],
+        cut: int,
+        *,
+        num_blocks: int,
+        block_tokens: int,
+        num_slots: int,
+        num_window_layers: int | None = None,
+    ) -> None:
+        ratios = {source.ratio for source in sources.values()}
         if any(block_tokens % ratio for ratio in ratios):
             raise InvalidRequest(
                 f"block_tokens is {block_tokens}, expected a multiple of the ratios {sorted(ratios)}",
                 parameter="block_tokens",
             )
-        self.config, self.records = config, Records.of(config)
+        self.config, self.records, self.cut = config, records, cut
         self.num_blocks, self.block_tokens, self.num_slots = num_blocks, block_tokens, num_slots
-        self.cut = cut_layer(config)
         self.window_rows = config.sliding_window + ROLLBACK_ROWS
         self.lookback_rows = max(config.engram_max_ngram_size, 1) - 1 + ROLLBACK_ROWS
-        self.window_LF = _rows_of(self.records.window, num_slots * self.window_rows, config.num_hidden_layers)
-        self.sources = {layer: self._source(layer) for layer in config.kv_source_layer_ids}
+        windows = config.num_hidden_layers if num_window_layers is None else num_window_layers
+        self.window_LF = _rows_of(self.records.window, num_slots * self.window_rows, windows)
+        self.sources = {layer: self._source(shape) for layer, shape in sources.items()}
         self.lookback_F = torch.zeros(num_slots * self.lookback_rows, dtype=torch.int64)
 
-    def open_rows(self, ratio: int) -> int:
-        """Rows of a slot's ring of single tokens' values and gates."""
-        return ratio - 1 + ROLLBACK_ROWS
+    def open_rows(self, width: int) -> int:
+        """Rows of a slot's ring of single tokens' values and gates, where `width` of them make an entry."""
+        return width - 1 + ROLLBACK_ROWS
 
     def seed_lookback(self, slot: int, token_ids: Sequence[int]) -> None:
         """Tell a slot the ids before the next row: of a sequence that starts behind a cached prefix."""
@@ -60,29 +89,49 @@ class DeepseekCache:
             ring = slot * self.lookback_rows + position % self.lookback_rows
             self.lookback_F[ring] = token_ids[position]
 
-    def _source(self, layer: int) -> SourceEntries:
-        ratio = self.config.ratio(layer)
-        count = self.num_blocks * (self.block_tokens // ratio)
+    def _source(self, shape: SourceShape) -> SourceEntries:
+        count = self.num_blocks * (self.block_tokens // shape.ratio)
         open_rows = None
-        if ratio > 1:
-            open_rows = torch.zeros(self.num_slots * self.open_rows(ratio), 2 * self.config.head_dim)
-        main, index = _rows_of(self.records.main, count), _rows_of(self.records.index, count)
-        return SourceEntries(ratio, main, index, open_rows)
+        if shape.width > 1:
+            open_rows = torch.zeros(self.num_slots * self.open_rows(shape.width), shape.open_channels)
+        main = _rows_of(self.records.main, count)
+        index = _rows_of(self.records.index, count if shape.indexed else 0)
+        return SourceEntries(shape, main, index, open_rows)
+
+    def slot_bytes(self) -> int:
+        """Of the bounded state of all slots."""
+        state = [self.window_LF, self.lookback_F]
+        state += [entries.open for entries in self.sources.values() if entries.open is not None]
+        return sum(tensor.numel() * tensor.element_size() for tensor in state)
+
+
+class DeepseekCache(SequenceCache):
+    """V4.1's: every kv source has index keys, and groups do not overlap."""
+
+    def __init__(self, config: DeepseekConfig, num_blocks: int, block_tokens: int, num_slots: int) -> None:
+        ratios = {layer: config.ratio(layer) for layer in config.kv_source_layer_ids}
+        super().__init__(
+            config,
+            Records.of(config),
+            {layer: SourceShape(ratio, ratio, 2 * config.head_dim) for layer, ratio in ratios.items()},
+            cut_layer(config),
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+            num_slots=num_slots,
+        )
 
 
 def bytes_per_token(config: DeepseekConfig) -> float:
     """Of global entries: 890 for the release (section 3)."""
     records = Records.of(config)
-    entry = _record_bytes(records.main) + _record_bytes(records.index)
+    entry = record_bytes(records.main) + record_bytes(records.index)
     return sum(entry / config.ratio(layer) for layer in config.kv_source_layer_ids)
 
 
 def bytes_per_slot(config: DeepseekConfig) -> int:
     """Of the bounded state of one sequence."""
-    cache = DeepseekCache(config, 0, 1 if not config.kv_source_layer_ids else _least_block(config), 1)
-    state = [cache.window_LF, cache.lookback_F]
-    state += [entries.open for entries in cache.sources.values() if entries.open is not None]
-    return sum(tensor.numel() * tensor.element_size() for tensor in state)
+    block = 1 if not config.kv_source_layer_ids else _least_block(config)
+    return DeepseekCache(config, 0, block, 1).slot_bytes()
 
 
 def _least_block(config: DeepseekConfig) -> int:
@@ -92,7 +141,8 @@ def _least_block(config: DeepseekConfig) -> int:
     return block
 
 
-def _record_bytes(record: Record) -> int:
+def record_bytes(record: Record) -> int:
+    """Of one entry."""
     return record.width * record.dtype.itemsize
 
 

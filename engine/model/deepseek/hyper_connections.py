@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine import numerics
-from engine.model.deepseek.config import DeepseekConfig
+from engine.model.deepseek.shape import TextShape
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
 from kernels.operations import Operations
@@ -53,7 +53,7 @@ class Coefficients:
 class HyperConnection:
     """One site: the attention's or the feed-forward's of a layer."""
 
-    def __init__(self, config: DeepseekConfig, source: TensorSource, prefix: str) -> None:
+    def __init__(self, config: TextShape, source: TensorSource, prefix: str) -> None:
         n, total = config.hc_mult, config.hc_mult * (config.hc_mult + 2)
         self._streams, self._eps, self._norm_eps = n, config.hc_eps, config.rms_norm_eps
         self._iterations = config.hc_sinkhorn_iters

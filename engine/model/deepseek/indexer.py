@@ -12,13 +12,12 @@ from torch import Tensor
 
 from engine import numerics
 from engine.model.deepseek.candidates import candidate_blocks, restrict_
-from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.core_attention import Entries
 from engine.model.deepseek.norm import RmsNorm
-from engine.model.deepseek.records import Records
 from engine.model.deepseek.roles import LayerRole
 from engine.model.deepseek.rope import Angles, rotate_
 from engine.model.deepseek.rows import Rows
+from engine.model.deepseek.shape import TextShape
 from engine.model.deepseek.step import Selection, Step
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
@@ -31,7 +30,7 @@ _DIRECT = 1 << 12  # selected entries that are decoded one by one, repeated or n
 class IndexKeys:
     """k_j = RMSNorm(L_j wk), rotated at the group's position; L_j is the latent before its rotation."""
 
-    def __init__(self, config: DeepseekConfig, source: TensorSource, prefix: str) -> None:
+    def __init__(self, config: TextShape, source: TensorSource, prefix: str) -> None:
         width = config.index_head_dim
         self._projection = Dense.of(source.take(f"{prefix}.wk.weight", (width, config.head_dim)))
         self._norm = RmsNorm.take(source, f"{prefix}.k_norm", width, config.rms_norm_eps)
@@ -45,12 +44,12 @@ class IndexKeys:
 class Indexer:
     """Of an index source; `query` and `head_weights` run with the attention's own projections."""
 
-    def __init__(self, config: DeepseekConfig, role: LayerRole, source: TensorSource, prefix: str) -> None:
+    def __init__(self, config: TextShape, role: LayerRole, source: TensorSource, prefix: str) -> None:
         heads, width = config.index_n_heads, config.index_head_dim
         self.query = Dense.of(source.take(f"{prefix}.wq_b.weight", (heads * width, config.q_lora_rank)))
         shape = (heads, config.hidden_size)
         self.head_weights = Dense.of(source.take(f"{prefix}.weights_proj.weight", shape))
-        self._role, self._heads, self._records = role, heads, Records.of(config)
+        self._role, self._heads = role, heads
         self._scale = heads**-0.5 * width**-0.5
         self._k, self._blocks, self._size = (
             config.index_topk, config.candidate_topk_blocks, config.candidate_block_size,
@@ -60,7 +59,8 @@ class Indexer:
         """The K best visible groups of each row, all where fewer are visible, and their decoded entries."""
         q_TIJ = query_TX.view(len(rows), self._heads, -1)
         rotate_(q_TIJ, step.angles(rows, self._role.ratio))
-        q_TIJ = self._records.index.decode(self._records.index.encode(q_TIJ))
+        record = step.cache.records.index
+        q_TIJ = record.decode(record.encode(q_TIJ))
         weights_TI = weights_TI * self._scale
         groups_TK = torch.full((len(rows), self._k), -1)
         for sequence in range(len(rows.sequences)):
@@ -104,7 +104,7 @@ class Indexer:
         if slot not in known:
             stored = step.cache.sources[self._role.kv_source].index
             entries = rows.visible_entries(sequence, self._role.ratio)
-            known[slot] = numerics.pad_columns(self._records.index.decode(stored[entries]))
+            known[slot] = numerics.pad_columns(step.cache.records.index.decode(stored[entries]))
         return known[slot]
 
     def _entries(self, step: Step, rows: Rows, groups_TK: Tensor) -> Entries:
@@ -117,7 +117,7 @@ class Indexer:
             chosen, index = flat_TK.flatten(), torch.arange(groups_TK.numel()).view(groups_TK.shape)
         else:
             chosen, index = _distinct(flat_TK)
-        values = self._records.main.decode(stored[chosen])
+        values = step.cache.records.main.decode(stored[chosen])
         pool = torch.cat((values.new_zeros(1, values.shape[1]), values))
         return Entries(pool, torch.where(present_TK, index + 1, 0))
 

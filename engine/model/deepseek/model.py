@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine import numerics
 from engine.model.deepseek.block import Block
-from engine.model.deepseek.cache import DeepseekCache, bytes_per_token
+from engine.model.deepseek.cache import DeepseekCache, SequenceCache, bytes_per_token
 from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.engram import EngramMemory
 from engine.model.deepseek.hyper_connections import Stream
@@ -20,14 +20,13 @@ from engine.model.deepseek.roles import layer_roles
 from engine.model.deepseek.rope import RotaryTables
 from engine.model.deepseek.rows import SequenceRows
 from engine.model.deepseek.step import Observer, Step
+from engine.model.deepseek.text_model import TextModel
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
 from kernels.operations import Operations
 
-_CHUNK = 512  # rows that `logits` runs at a time; more take more memory, and give the same bits
 
-
-class DeepseekModel:
+class DeepseekModel(TextModel):
     """Weights and arithmetic; holds no state of a request. Not thread-safe. `close` ends its reading thread.
 
     Tensors of drafts and vision stay in the source: its owner takes them and ends the taking.
@@ -55,6 +54,10 @@ class DeepseekModel:
         ]
         self._tables = RotaryTables.of(config)
 
+    @property
+    def shape(self) -> DeepseekConfig:
+        return self.config
+
     def close(self) -> None:
         self._engram.close()
 
@@ -70,7 +73,7 @@ class DeepseekModel:
         self,
         token_ids: Tensor,
         sequences: Sequence[SequenceRows],
-        cache: DeepseekCache,
+        cache: SequenceCache,
         observer: Observer | None = None,
     ) -> Tensor:
         """Run the rows of several sequences through all layers; hidden states [T, C], collapsed.
@@ -104,44 +107,8 @@ class DeepseekModel:
         normed = self._norm(self.operations, hidden_TC)
         return numerics.linear(self.operations, normed, (self._head,))[0]
 
-    def logits(
-        self, token_ids: Sequence[int], last_only: bool = False, observer: Observer | None = None
-    ) -> Tensor:
-        """One full exact forward without replay: [T, V] float32, or [V] of the last position."""
-        block = _block_tokens(self.config)
-        num_blocks = -(-len(token_ids) // block)
-        cache, ids = self.new_cache(num_blocks, block, 1), torch.tensor(token_ids, dtype=torch.int64)
-        parts: list[Tensor] = []
-        for start in range(0, len(ids), _CHUNK):
-            chunk = ids[start : start + _CHUNK]
-            rows = SequenceRows(0, range(num_blocks), start, len(chunk))
-            hidden_TC = self.forward(chunk, [rows], cache, observer)
-            if not last_only:
-                parts.append(self.head(hidden_TC))
-            elif start + _CHUNK >= len(ids):
-                parts.append(self.head(hidden_TC[-1:]))
-        return parts[-1][0] if last_only else torch.cat(parts)
-
     def _image_rows(self, token_ids: Tensor) -> Tensor | None:
         if self.config.image_token_id is None:
             return None
         image_T = token_ids == self.config.image_token_id
         return image_T if bool(image_T.any()) else None
-
-    def _check(self, token_ids: Tensor, sequences: Sequence[SequenceRows], cache: DeepseekCache) -> None:
-        """Index arithmetic trusts these; the callers are ours."""
-        assert len(token_ids) == sum(s.count for s in sequences) > 0
-        assert len({s.slot for s in sequences}) == len(sequences), "a slot occurs twice in a step"
-        for s in sequences:
-            assert s.count > 0
-            assert 0 <= s.slot < cache.num_slots
-            assert s.stop <= self.config.max_position_embeddings, "past the last position"
-            assert s.stop <= len(s.blocks) * cache.block_tokens, "blocks are missing"
-
-
-def _block_tokens(config: DeepseekConfig) -> int:
-    block = 64
-    for layer in config.kv_source_layer_ids:
-        ratio = config.ratio(layer)
-        block = block if block % ratio == 0 else block * ratio
-    return block

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine import numerics
-from engine.model.deepseek.config import DeepseekConfig
+from engine.model.deepseek.shape import TextShape
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
 from kernels.operations import Operations
@@ -32,24 +32,39 @@ class Router:
     """Weights come from the scores alone; the bias takes part in the selection only."""
 
     def __init__(
-        self, config: DeepseekConfig, source: TensorSource, prefix: str, experts: int, k: int
+        self,
+        config: TextShape,
+        source: TensorSource,
+        prefix: str,
+        experts: int,
+        k: int,
+        *,
+        sees_images: bool = True,
     ) -> None:
         self._gate = Dense.of(source.take(f"{prefix}.weight", (experts, config.hidden_size)))
         self._bias_E = source.take(f"{prefix}.bias", (experts,))
-        self._image_bias_E = source.take(f"{prefix}.bias_vl", (experts,))
+        self._image_bias_E = source.take(f"{prefix}.bias_vl", (experts,)) if sees_images else self._bias_E
         self._k, self._scale = k, config.routed_scaling_factor
 
     def __call__(self, operations: Operations, x_TC: Tensor, image_T: Tensor | None) -> Routes:
         """g = sqrt(softplus(x gate)); top K of g + bias (`bias_vl` for image rows); w = scale g / sum g."""
-        logits_TE = numerics.linear(operations, x_TC, (self._gate,))[0]
-        scores_TE = numerics.softplus(logits_TE).sqrt()
+        scores_TE = expert_scores(operations, x_TC, self._gate)
         bias = self._bias_E
         if image_T is not None:
             bias = torch.where(image_T[:, None], self._image_bias_E, self._bias_E)
         experts_TK = numerics.top_k(scores_TE + bias, self._k)
-        chosen_TK = scores_TE.gather(1, experts_TK)
-        total_T1 = numerics.tree_sum(chosen_TK, 1)[:, None] + _NORM_EPS
-        return Routes(experts_TK, chosen_TK / total_T1 * self._scale)
+        return Routes(experts_TK, expert_weights(scores_TE, experts_TK, self._scale))
+
+
+def expert_scores(operations: Operations, x_TC: Tensor, gate: Dense) -> Tensor:
+    """[T, E]: g = sqrt(softplus(x gate))."""
+    return numerics.softplus(numerics.linear(operations, x_TC, (gate,))[0]).sqrt()
+
+
+def expert_weights(scores_TE: Tensor, experts_TK: Tensor, scale: float) -> Tensor:
+    """[T, K]: w = scale g / sum of the chosen g."""
+    chosen_TK = scores_TE.gather(1, experts_TK)
+    return chosen_TK / (numerics.tree_sum(chosen_TK, 1)[:, None] + _NORM_EPS) * scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +86,28 @@ class Expert:
 
 
 class MixtureOfExperts:
-    """Expert outputs stay apart by (row, slot) and are added in slot order, then the shared expert's."""
+    """A router by scores, and its experts."""
 
     def __init__(
-        self, config: DeepseekConfig, source: TensorSource, prefix: str, experts: int, experts_per_row: int
+        self, config: TextShape, source: TensorSource, prefix: str, experts: int, experts_per_row: int
     ) -> None:
+        self.router = Router(config, source, f"{prefix}.gate", experts, experts_per_row)
+        self._experts = Experts(config, source, prefix, experts)
+
+    def __call__(self, operations: Operations, x_TC: Tensor, image_T: Tensor | None) -> Tensor:
+        return self._experts(operations, x_TC, self.router(operations, x_TC, image_T))
+
+
+class Experts:
+    """Expert outputs stay apart by (row, slot) and are added in slot order, then the shared expert's."""
+
+    def __init__(self, config: TextShape, source: TensorSource, prefix: str, experts: int) -> None:
         c, inner = config.hidden_size, config.moe_intermediate_size
         self._limit = config.swiglu_limit
-        self.router = Router(config, source, f"{prefix}.gate", experts, experts_per_row)
         self._shared = Expert.take(source, f"{prefix}.shared_experts", c, inner)
         self._experts = [Expert.take(source, f"{prefix}.experts.{e}", c, inner) for e in range(experts)]
 
-    def __call__(self, operations: Operations, x_TC: Tensor, image_T: Tensor | None) -> Tensor:
-        routes = self.router(operations, x_TC, image_T)
+    def __call__(self, operations: Operations, x_TC: Tensor, routes: Routes) -> Tensor:
         k = routes.experts.shape[1]
         order_A = routes.experts.flatten().argsort(stable=True)  # assignments, expert by expert
         counts = torch.bincount(routes.experts.flatten(), minlength=len(self._experts))

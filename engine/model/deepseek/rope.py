@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.model.deepseek.config import DeepseekConfig, YarnScaling
+from engine.model.deepseek.config import YarnScaling
+from engine.model.deepseek.shape import TextShape
 
 _STRETCH = 1024  # positions whose angles are taken at a time, so that a position's bits never depend on more
 
@@ -105,7 +106,7 @@ class RotaryTables:
     compressed: RotaryTable
 
     @classmethod
-    def of(cls, config: DeepseekConfig) -> "RotaryTables":
+    def of(cls, config: TextShape) -> "RotaryTables":
         channels, base, yarn = config.qk_rope_head_dim, config.compress_rope_theta, config.rope_scaling
         stretched = (
             plain_frequencies(base, channels) if yarn is None else yarn_frequencies(base, channels, yarn)

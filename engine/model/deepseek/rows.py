@@ -63,7 +63,7 @@ class WindowPlan:
 class GroupPlan:
     """The groups of `ratio` positions that a step completes, in order of its rows (section 2.3)."""
 
-    members: WindowPlan | None  # windows of `ratio` positions; None at ratio 1, where a row is a group
+    members: WindowPlan | None  # windows of a group's positions; None at ratio 1, where a row is a group
     last_rows: Tensor  # int64 [G], the row that completes each group
     first_positions: Tensor  # int64 [G], the group's position
     written: Tensor  # int64, which of the groups are written
@@ -117,8 +117,11 @@ class Rows:
         ring = self._slots_S[self.sequence_T[kept]] * ring_rows + self.positions_T[kept] % ring_rows
         return WindowPlan(history_ring.flatten(), index_TW, kept, ring)
 
-    def groups(self, ratio: int, ring_rows: int) -> GroupPlan:
-        """The groups of a ratio that these rows complete."""
+    def groups(self, ratio: int, ring_rows: int, width: int | None = None) -> GroupPlan:
+        """The groups of a ratio that these rows complete.
+
+        `width`: the positions up to its last that make a group; the ratio, unless groups overlap.
+        """
         last_rows = ((self.positions_T + 1) % ratio == 0).nonzero()[:, 0]
         first_positions = self.positions_T[last_rows] - (ratio - 1)
         least_S = torch.tensor([s.write_from for s in self.sequences], dtype=torch.int64)
@@ -126,7 +129,8 @@ class Rows:
         written = (first_positions >= least_S[sequence_G]).nonzero()[:, 0]
         groups = torch.div(first_positions[written], ratio, rounding_mode="floor")
         entries = self.entries(sequence_G[written], groups, ratio)
-        members = None if ratio == 1 else self.windows(ratio, ring_rows, bounded=False)
+        width = ratio if width is None else width
+        members = None if width == 1 else self.windows(width, ring_rows, bounded=False)
         return GroupPlan(members, last_rows, first_positions, written, entries)
 
     def entries(self, sequence: Tensor, groups: Tensor, ratio: int) -> Tensor:

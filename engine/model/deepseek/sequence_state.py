@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import BrokenHandoff
-from engine.model.deepseek.cache import DeepseekCache
+from engine.model.deepseek.cache import SequenceCache
 
 Layout = tuple[tuple[str, int, int], ...]  # of each part: name, rows, bytes a row
 
@@ -36,12 +36,12 @@ class _Part:
     rows: Tensor  # int64, flat rows in order of position; -1 where there is nothing
 
 
-def layout(cache: DeepseekCache, span: StateSpan) -> Layout:
+def layout(cache: SequenceCache, span: StateSpan) -> Layout:
     """Names and sizes of the parts: equal for every cache of one config and one number of positions."""
     return tuple((p.name, len(p.rows), p.memory.shape[1]) for p in _parts(cache, span))
 
 
-def export_state(cache: DeepseekCache, span: StateSpan) -> NDArray[np.uint8]:
+def export_state(cache: SequenceCache, span: StateSpan) -> NDArray[np.uint8]:
     """A copy of a sequence's state, in the order of `layout`."""
     pieces: list[Tensor] = []
     for part in _parts(cache, span):
@@ -50,7 +50,7 @@ def export_state(cache: DeepseekCache, span: StateSpan) -> NDArray[np.uint8]:
     return torch.cat(pieces).numpy()
 
 
-def import_state(cache: DeepseekCache, span: StateSpan, payload: NDArray[np.uint8]) -> None:
+def import_state(cache: SequenceCache, span: StateSpan, payload: NDArray[np.uint8]) -> None:
     """Write an exported state into a slot and blocks, of any number. The payload may be read-only.
 
     Raises BrokenHandoff where it has another size than the layout.
@@ -67,21 +67,24 @@ def import_state(cache: DeepseekCache, span: StateSpan, payload: NDArray[np.uint
         start = stop
 
 
-def _parts(cache: DeepseekCache, span: StateSpan) -> Iterator[_Part]:
+def _parts(cache: SequenceCache, span: StateSpan) -> Iterator[_Part]:
     config, stop = cache.config, span.num_positions
     tables = torch.tensor(list(span.blocks), dtype=torch.int64)
     for layer, source in cache.sources.items():
         groups, size = torch.arange(stop // source.ratio), cache.block_tokens // source.ratio
         entries = tables[torch.div(groups, size, rounding_mode="floor")] * size + groups % size
         yield _Part(f"main.{layer}", source.main.view(torch.uint8), entries)
-        yield _Part(f"index.{layer}", source.index.view(torch.uint8), entries)
+        if source.shape.indexed:
+            yield _Part(f"index.{layer}", source.index.view(torch.uint8), entries)
         if source.open is not None:
             first = stop // source.ratio * source.ratio
-            positions = torch.arange(first, first + source.ratio - 1)
-            rows = _ring(span.slot, cache.open_rows(source.ratio), positions, positions < stop)
+            before = first - (source.shape.width - source.ratio)  # what overlapping groups read again
+            positions = torch.arange(before, first + source.ratio - 1)
+            present = (positions >= 0) & (positions < stop)
+            rows = _ring(span.slot, cache.open_rows(source.shape.width), positions, present)
             yield _Part(f"open.{layer}", source.open.view(torch.uint8), rows)
     last = torch.arange(stop - config.sliding_window, stop)
-    for layer in range(config.num_hidden_layers):
+    for layer in range(len(cache.window_LF)):
         bound = max(span.window_from, span.decoder_from if layer > cache.cut else 0)
         rows = _ring(span.slot, cache.window_rows, last, last >= bound)
         yield _Part(f"window.{layer}", cache.window_LF[layer].view(torch.uint8), rows)

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.model.deepseek.cache import DeepseekCache
+from engine.model.deepseek.cache import SequenceCache
 from engine.model.deepseek.core_attention import Entries
 from engine.model.deepseek.hyper_connections import Stream
 from engine.model.deepseek.rope import Angles, RotaryTables
@@ -67,7 +67,7 @@ class Step:
     def __init__(
         self,
         operations: Operations,
-        cache: DeepseekCache,
+        cache: SequenceCache,
         tables: RotaryTables,
         sequences: list[SequenceRows],
         observer: Observer | None,
@@ -76,7 +76,7 @@ class Step:
         self.shared = Shared()
         self._tables = tables
         self._angles: dict[tuple[int, bool], Angles] = {}
-        self._groups: dict[int, tuple[GroupPlan, Angles]] = {}
+        self._groups: dict[tuple[int, int], tuple[GroupPlan, Angles]] = {}
         self.rows = Rows(sequences, cache.block_tokens)
         self.kept, self.picked = self._trim(sequences)
         self._encoder = self._whole(self.rows)
@@ -101,12 +101,13 @@ class Step:
             self._angles[key] = self._tables.table(ratio).angles(rows.positions_T)
         return self._angles[key]
 
-    def groups(self, ratio: int) -> tuple[GroupPlan, Angles]:
+    def groups(self, ratio: int, width: int | None = None) -> tuple[GroupPlan, Angles]:
         """The groups that the step's rows complete, and the angles of their first positions."""
-        if ratio not in self._groups:
-            plan = self.rows.groups(ratio, self.cache.open_rows(ratio))
-            self._groups[ratio] = (plan, self._tables.table(ratio).angles(plan.first_positions))
-        return self._groups[ratio]
+        key = ratio, ratio if width is None else width
+        if key not in self._groups:
+            plan = self.rows.groups(ratio, self.cache.open_rows(key[1]), key[1])
+            self._groups[key] = (plan, self._tables.table(ratio).angles(plan.first_positions))
+        return self._groups[key]
 
     def _whole(self, rows: Rows) -> View:
         windows = rows.windows(self.cache.config.sliding_window, self.cache.window_rows)

@@ -1,0 +1,71 @@
+"""What V4.1's and V4's text models do alike around their layers: whole prompts, and checks of a step.
+
+Shapes: T rows, C channels, V vocabulary.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.model.deepseek.cache import SequenceCache
+from engine.model.deepseek.rows import SequenceRows
+from engine.model.deepseek.shape import TextShape
+from engine.model.deepseek.step import Observer
+
+_CHUNK = 512  # rows that `logits` runs at a time; more take more memory, and give the same bits
+
+
+class TextModel(ABC):
+    """Weights and arithmetic; holds no state of a request. Not thread-safe."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> TextShape: ...
+
+    @abstractmethod
+    def new_cache(self, num_blocks: int, block_tokens: int, num_slots: int) -> SequenceCache: ...
+
+    @abstractmethod
+    def forward(
+        self,
+        token_ids: Tensor,
+        sequences: Sequence[SequenceRows],
+        cache: SequenceCache,
+        observer: Observer | None = None,
+    ) -> Tensor:
+        """Run the rows of several sequences through all layers; hidden states [T, C], collapsed."""
+
+    @abstractmethod
+    def head(self, hidden_TC: Tensor) -> Tensor:
+        """Logits [T, V] of hidden states."""
+
+    def logits(
+        self, token_ids: Sequence[int], last_only: bool = False, observer: Observer | None = None
+    ) -> Tensor:
+        """One full exact forward without replay: [T, V] float32, or [V] of the last position."""
+        block = math.lcm(64, *(r for r in map(self.shape.ratio, range(self.shape.num_hidden_layers)) if r))
+        num_blocks = -(-len(token_ids) // block)
+        cache, ids = self.new_cache(num_blocks, block, 1), torch.tensor(token_ids, dtype=torch.int64)
+        parts: list[Tensor] = []
+        for start in range(0, len(ids), _CHUNK):
+            chunk = ids[start : start + _CHUNK]
+            rows = SequenceRows(0, range(num_blocks), start, len(chunk))
+            hidden_TC = self.forward(chunk, [rows], cache, observer)
+            if not last_only:
+                parts.append(self.head(hidden_TC))
+            elif start + _CHUNK >= len(ids):
+                parts.append(self.head(hidden_TC[-1:]))
+        return parts[-1][0] if last_only else torch.cat(parts)
+
+    def _check(self, token_ids: Tensor, sequences: Sequence[SequenceRows], cache: SequenceCache) -> None:
+        """Index arithmetic trusts these; the callers are ours."""
+        assert len(token_ids) == sum(s.count for s in sequences) > 0
+        assert len({s.slot for s in sequences}) == len(sequences), "a slot occurs twice in a step"
+        for s in sequences:
+            assert s.count > 0
+            assert 0 <= s.slot < cache.num_slots
+            assert s.stop <= self.shape.max_position_embeddings, "past the last position"
+            assert s.stop <= len(s.blocks) * cache.block_tokens, "blocks are missing"
