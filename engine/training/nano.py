@@ -3,29 +3,34 @@
 `python -m engine.training.nano --work DIR [--minutes 110] [--tokens 16000000] [--ranks 2]`. Everything is in
 the folder: text, vocabulary, tokens, `training.safetensors` (the checkpoint, every ten minutes and at the
 end) and `log.jsonl`. Ctrl-C, SIGTERM or the end of the minutes leave a checkpoint that the same command goes
-on from; the weights come out the same as without the stop.
+on from; the weights come out the same as without the stop. When all tokens are seen, the drafts are trained
+beside the frozen backbone, and `released/` is the checkpoint in the release's own form.
 """
 
 import argparse
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from engine.training.draft import DraftLoss
+from engine.training.draft_trainer import DraftPlan, DraftProgress, DraftTrainer
 from engine.training.judging import judge, windows_of
 from engine.training.losses import Loss
 from engine.training.network import Mode
 from engine.training.parameters import initial_parameters
 from engine.training.ranks import Ranks, join, leave
-from engine.training.trainer import CHECKPOINT, Plan, Progress, Trainer
+from engine.training.release import write_release
+from engine.training.trainer import Plan, Progress, Trainer
 from engine.training.workplace import Workplace, open_workplace
 
 SEED = 20_26
@@ -75,30 +80,76 @@ def _rank(options: argparse.Namespace) -> int:
     try:
         place = open_workplace(options.work)
         plan = Plan(tokens=options.tokens, batch_tokens=options.batch_tokens)
-        task = place.task(plan)
-        trainer = Trainer(task, initial_parameters(task.network.config, SEED), plan, ranks)
-        if trainer.resume(place.folder):
-            _say(ranks, f"going on after {trainer.progress.seen:,} tokens")
-        watch = Watch(place, trainer, ranks, options.minutes)
-        trainer.run(place.tokens, watch.is_over, watch.log)
-        watch.save()
+        watch = Watch(place.folder, ranks, options.minutes)
+        trainer = _train(place, plan, watch)
+        if trainer.progress.seen >= plan.tokens:
+            drafts = _train_drafts(place, trainer, watch)
+            if drafts.progress.steps >= drafts.plan.steps and ranks.rank == 0:
+                _release(place, trainer, drafts)
     finally:
         leave(ranks)
     return 0
 
 
-class Watch:
-    """The clock of a training: when it says something, saves, and stops."""
+def _train(place: Workplace, plan: Plan, watch: "Watch") -> Trainer:
+    task = place.task(plan)
+    trainer = Trainer(task, initial_parameters(task.network.config, SEED), plan, watch.ranks)
+    if trainer.resume(place.folder):
+        watch.say(f"going on after {trainer.progress.seen:,} tokens")
+    windows = windows_of(place.tokenizer, place.held_out, plan.long_length)
+    windows = windows[:: max(len(windows) // _JUDGED, 1)]
 
-    def __init__(self, place: Workplace, trainer: Trainer, ranks: Ranks, minutes: float) -> None:
-        self._place, self._trainer, self._ranks = place, trainer, ranks
+    def log(progress: Progress, loss: Loss) -> None:
+        watch.report(
+            {"seen": progress.seen, "nats": loss.nats, "index": loss.index, "seconds": progress.seconds}
+        )
+        watch.save(lambda: trainer.save(place.folder))
+        watch.judge(lambda: {"seen": progress.seen, "held_out_bits_per_byte": held_out()})
+
+    def held_out() -> float:
+        late = plan.is_last_part(trainer.progress.seen)
+        mode = Mode(task.rounding, sparse=True) if late else Mode()
+        return judge(task.network, trainer.parameters, task.batches, windows, mode).bits_per_byte
+
+    if trainer.progress.seen < plan.tokens:
+        trainer.run(place.tokens, watch.is_over, log)
+        watch.save(lambda: trainer.save(place.folder), now=True)
+    return trainer
+
+
+def _train_drafts(place: Workplace, trainer: Trainer, watch: "Watch") -> DraftTrainer:
+    backbone = {name: tensor.detach() for name, tensor in trainer.parameters.items()}
+    drafts = DraftTrainer(trainer.task, backbone, DraftPlan(), watch.ranks)
+    if drafts.resume(place.folder):
+        watch.say(f"going on after {drafts.progress.steps:,} steps of the drafts")
+
+    def log(progress: DraftProgress, loss: DraftLoss) -> None:
+        first = {f"accepted_{row}": share for row, share in enumerate(loss.accepted)}
+        watch.report({"draft_steps": progress.steps, "draft_nats": float(loss.total.detach()), **first})
+        watch.save(lambda: drafts.save(place.folder))
+
+    if drafts.progress.steps < drafts.plan.steps:
+        drafts.run(place.tokens, watch.is_over, log)
+        watch.save(lambda: drafts.save(place.folder), now=True)
+    return drafts
+
+
+def _release(place: Workplace, trainer: Trainer, drafts: DraftTrainer) -> None:
+    target = place.folder / "released"
+    shutil.rmtree(target, ignore_errors=True)
+    written = write_release(place, trainer.parameters | drafts.drafts, target)
+    print(f"released {target}: {written.num_tensors:,} tensors, {written.num_bytes:,} bytes", flush=True)
+
+
+class Watch:
+    """The clock of a training: when it says something, saves, judges and stops. Only the first rank acts."""
+
+    def __init__(self, folder: Path, ranks: Ranks, minutes: float) -> None:
+        self.ranks, self._log = ranks, folder / "log.jsonl"
         now = time.monotonic()
         self._end_s = now + minutes * 60.0
-        self._saved_s = self._said_s = now
-        self._judged_s = now - _JUDGE_S
+        self._due_s = {"report": now, "save": now + _SAVE_S, "judge": now}
         self._stopped = False
-        self._windows = windows_of(place.tokenizer, place.held_out, trainer.plan.long_length)
-        self._windows = self._windows[:: max(len(self._windows) // _JUDGED, 1)]
         signal.signal(signal.SIGTERM, self._stop)
 
     def _stop(self, number: int, _: object) -> None:
@@ -107,44 +158,34 @@ class Watch:
     def is_over(self) -> bool:
         return self._stopped or time.monotonic() > self._end_s
 
-    def log(self, progress: Progress, loss: Loss) -> None:
-        """After each step. Only the first rank writes."""
-        if self._ranks.rank != 0:
-            return
-        now = time.monotonic()
-        if now - self._said_s > _SAY_S:
-            self._said_s = now
-            self._write(
-                {"seen": progress.seen, "nats": loss.nats, "index": loss.index, "seconds": progress.seconds}
-            )
-        if now - self._saved_s > _SAVE_S:
-            self.save()
-        if now - self._judged_s > _JUDGE_S:
-            self._judged_s = now
-            self._write({"seen": progress.seen, "held_out_bits_per_byte": self._judge()})
+    def report(self, said: Mapping[str, float]) -> None:
+        if self._is_due("report", _SAY_S):
+            self._write(said)
 
-    def save(self) -> None:
-        if self._ranks.rank == 0:
-            self._saved_s = time.monotonic()
-            self._trainer.save(self._place.folder)
-            _say(self._ranks, f"saved {self._place.folder / CHECKPOINT}")
+    def judge(self, judge: Callable[[], Mapping[str, float]]) -> None:
+        if self._is_due("judge", _JUDGE_S):
+            self._write(judge())
 
-    def _judge(self) -> float:
-        task = self._trainer.task
-        late = self._trainer.plan.is_last_part(self._trainer.progress.seen)
-        mode = Mode(task.rounding, sparse=True) if late else Mode()
-        return judge(task.network, self._trainer.parameters, task.batches, self._windows, mode).bits_per_byte
+    def save(self, save: Callable[[], None], now: bool = False) -> None:
+        if self._is_due("save", _SAVE_S) or (now and self.ranks.rank == 0):
+            save()
+            self.say("saved")
 
-    def _write(self, said: dict[str, float]) -> None:
+    def say(self, text: str) -> None:
+        if self.ranks.rank == 0:
+            print(text, flush=True)
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        if self.ranks.rank != 0 or time.monotonic() < self._due_s[what]:
+            return False
+        self._due_s[what] = time.monotonic() + every_s
+        return True
+
+    def _write(self, said: Mapping[str, float]) -> None:
         known = {name: round(value, 4) for name, value in said.items() if not math.isnan(value)}
-        with (self._place.folder / "log.jsonl").open("a") as log:
+        with self._log.open("a") as log:
             log.write(json.dumps(known) + "\n")
-        _say(self._ranks, " ".join(f"{name} {value:,}" for name, value in known.items()))
-
-
-def _say(ranks: Ranks, text: str) -> None:
-    if ranks.rank == 0:
-        print(text, flush=True)
+        self.say(" ".join(f"{name} {value:,}" for name, value in known.items()))
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -134,7 +134,7 @@ class Trainer:
         found = torch.autograd.grad(loss.total, [self.parameters[n] for n in names], materialize_grads=True)
         gradients = dict(zip(names, found, strict=True))
         self.ranks.mean(gradients)
-        _clip(gradients, 1.0)
+        clip(gradients, 1.0)
         with torch.no_grad():
             self._optimiser.step(self.parameters, gradients, self.plan.rates(self.progress.seen))
             self._balance(loss.loads)
@@ -170,7 +170,7 @@ class Trainer:
         return True
 
 
-def _clip(gradients: Parameters, limit: float) -> None:
+def clip(gradients: Parameters, limit: float) -> None:
     norm = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
     if norm > limit:
         for gradient in gradients.values():

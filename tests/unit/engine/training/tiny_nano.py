@@ -37,12 +37,17 @@ class ControlTokens:
         return CONTROL.index(text)
 
 
-def tiny_config(quantisation: Quantisation = Quantisation()) -> DeepseekConfig:  # noqa: B008 - frozen
+def tiny_raw() -> dict[str, Any]:
+    """config.json."""
     raw = nano_config(cast(Any, ControlTokens()), COMPRESSED, [])
     text = raw["text_config"] | _SMALLER
     primes = table_primes(cast(DeepseekConfig, SimpleNamespace(**text)))
     text["engram_num_embeddings"] = [sum(map(sum, layer)) for layer in primes]
-    return DeepseekConfig.from_dict(raw | {"text_config": text}, quantisation)
+    return raw | {"text_config": text}
+
+
+def tiny_config(quantisation: Quantisation = Quantisation()) -> DeepseekConfig:  # noqa: B008 - frozen
+    return DeepseekConfig.from_dict(tiny_raw(), quantisation)
 
 
 def tiny_task(config: DeepseekConfig, length: int = 64) -> Task:
