@@ -6,7 +6,7 @@ from typing import Literal
 from protocol.handoff import KvPayload
 from protocol.sampling import SamplingParams
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,13 +41,6 @@ class Amounts:
             for name in lacks
         )
 
-    def describe(self, capacity: "Amounts") -> str:
-        """Taken of capacity, amount by amount, without those that the capacity has none of."""
-        present = [name for name in _FIELDS if getattr(capacity, name)]
-        return ", ".join(
-            f"{_shown(n, getattr(self, n))} of {_shown(n, getattr(capacity, n))}" for n in present
-        )
-
 
 def needed(resources: Resources) -> Amounts:
     """What a thing asks for, fractions of CPUs rounded up. InvalidInput names a field that is no amount."""

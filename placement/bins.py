@@ -5,7 +5,6 @@ that whoever asked sees further the next time. An edge keeps one of these for ea
 """
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +23,6 @@ class BinState:
     capacity: Amounts
     used: Amounts
     live: int
-    cordoned: bool
     version: int
 
     @property
@@ -62,7 +60,6 @@ class Bin:
         self._lock = threading.Lock()
         self._held: dict[str, Amounts] = {}
         self._used = Amounts()
-        self._cordoned = False
         self._version = 0
 
     def admit(self, sandbox_id: str, demand: Amounts) -> Answer:
@@ -84,13 +81,6 @@ class Bin:
                 self._version += 1
             return self._state()
 
-    def cordon(self, cordoned: bool = True) -> BinState:
-        """Admit nothing more (or again); what is there stays. For draining a machine."""
-        with self._lock:
-            self._cordoned = cordoned
-            self._version += 1
-            return self._state()
-
     def state(self) -> BinState:
         """The true state, as a heartbeat would carry it."""
         with self._lock:
@@ -109,14 +99,10 @@ class Bin:
         held = self._held.get(sandbox_id)
         if held is not None:
             return "" if held == demand else "the id is here already with another demand"
-        if self._cordoned:
-            return "cordoned"
         return demand.lacking(self._capacity.minus(self._used))
 
     def _state(self) -> BinState:
-        return BinState(
-            self._name, self._capacity, self._used, len(self._held), self._cordoned, self._version
-        )
+        return BinState(self._name, self._capacity, self._used, len(self._held), self._version)
 
 
 def sandbox_bins(
@@ -147,12 +133,3 @@ def sandbox_bins(
         )
         bins.append(Bin(place, capacity))
     return tuple(bins)
-
-
-def describe_bins(states: Sequence[BinState]) -> str:
-    """A line for each bin: who lives there, and how much is taken of what."""
-    return "\n".join(
-        f"{state.name}: {state.live} sandboxes{' (cordoned)' if state.cordoned else ''}, "
-        f"{state.used.describe(state.capacity)}"
-        for state in states
-    )

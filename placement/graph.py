@@ -1,6 +1,6 @@
 """The one typed door to networkx: an undirected graph of named places with distances."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +35,6 @@ class Graph:
         """Every place, in the order of making."""
         return tuple(self._graph.nodes)
 
-    def neighbours(self, place: str) -> tuple[str, ...]:
-        """Places with a direct link to this one. InvalidInput where there is no such place."""
-        self._check(place)
-        return tuple(self._graph.neighbors(place))
-
     def distance(self, a: str, b: str) -> float:
         """Length of the shortest way; infinite where there is none. InvalidInput for an unknown place."""
         self._check(a)
@@ -48,15 +43,6 @@ class Graph:
             return float(_nx.shortest_path_length(self._graph, a, b, weight="weight"))
         except networkx.NetworkXNoPath:
             return float("inf")
-
-    def way(self, a: str, b: str) -> Sequence[str]:
-        """The places on the shortest way, both ends included; empty where there is none."""
-        self._check(a)
-        self._check(b)
-        try:
-            return tuple(_nx.shortest_path(self._graph, a, b, weight="weight"))
-        except networkx.NetworkXNoPath:
-            return ()
 
     def _check(self, place: str) -> None:
         if place not in self._graph:

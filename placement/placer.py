@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from placement.amounts import Amounts, needed
-from placement.bins import Admission, Bin, BinState, describe_bins
+from placement.bins import Admission, Bin, BinState
 from protocol.errors import InvalidInput, ResourceShortage
 from protocol.resources import Resources
 
@@ -106,10 +106,6 @@ class Placer:
         if name is not None:
             self._learn(self._bins[name].release(sandbox_id))
 
-    def describe(self) -> str:
-        """The bins as this replica sees them."""
-        return describe_bins([self._view[name] for name in self._bins if name in self._view])
-
     def _filter(self, demand: Amounts, steps: list[Step]) -> tuple[list[str], list[str]]:
         """Bins that seem to have room, and those that do not but could, were the view wrong."""
         seem_fit: list[str] = []
@@ -120,7 +116,7 @@ class Placer:
                 seem_fit.append(name)
             elif not demand.fits_into(state.capacity):
                 steps.append(Step(name, f"too small: {demand.lacking(state.capacity)}"))
-            elif state.cordoned or not demand.fits_into(state.capacity.minus(self._expected(state))):
+            elif not demand.fits_into(state.capacity.minus(self._expected(state))):
                 seem_full.append(name)
             else:
                 seem_fit.append(name)

@@ -1,6 +1,6 @@
 """Placing sandboxes: the names that the other planes and the simulations use."""
 
-from placement.bins import Admission, Answer, Bin, BinState, describe_bins, sandbox_bins
+from placement.bins import Admission, Answer, Bin, BinState, sandbox_bins
 from placement.placer import Placer, SandboxChoice, Step, placer_of
 from placement.simulation import Arrival, Simulation, simulate
 
@@ -14,7 +14,6 @@ __all__ = [
     "SandboxChoice",
     "Simulation",
     "Step",
-    "describe_bins",
     "placer_of",
     "sandbox_bins",
     "simulate",

@@ -43,7 +43,7 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     request_id: str
     index: int
     token_ids: tuple[int, ...]
-    finish_reason: Literal["stop", "length", "abort"] | None
+    finish_reason: Literal["stop", "length"] | None
     arrived_ns: int
     scheduled_ns: int
     prefilled_ns: int

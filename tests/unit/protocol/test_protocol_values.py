@@ -24,7 +24,7 @@ to_engine = st.one_of(
     st.builds(Abort, names),
     st.builds(Submit, names, ids, samplings, times, st.integers(-9, 9)),
 )
-reasons = st.sampled_from(["stop", "length", "abort", None])
+reasons = st.sampled_from(["stop", "length", None])
 from_engine = st.one_of(
     st.builds(Tokens, names, st.integers(0, 2**31), ids, reasons, times, times, times, times, times, times),
     st.builds(Failed, names, st.sampled_from(["invalid", "overloaded", "lost", "internal"]), names, names),
