@@ -17,7 +17,7 @@ _LANES = 16  # of which a row's number of entries is a multiple
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Entries that rows read: `index` [T, S] points into the pool [P, D]; its row 0 is zero and means none."""
+    """Entries that rows read: `index` [T, S] points into the pool [P, D]; row 0 is zero and means none."""
 
     pool: Tensor
     index: Tensor  # int64, of a width that depends on the model alone

@@ -77,9 +77,7 @@ def test_closing_a_model_ends_its_thread(model):
 @pytest.mark.parametrize("compressed", [None, torch.arange(298)])
 def test_ids_of_another_tokenizer_are_refused(compressed):
     tensors = TensorsInMemory(golden_tensors("a"), "a")
-    with pytest.raises(
-        BrokenModelFile, match=r"vocab_size. is 241, expected (0|298), what the"
-    ):
+    with pytest.raises(BrokenModelFile, match=r"vocab_size. is 241, expected (0|298), what the"):
         DeepseekModel(golden_config("a"), tensors, select_operations(1, "torch"), compressed)
 
 
