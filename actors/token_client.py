@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -57,16 +57,22 @@ class TokenClient:
         await self._broken.wait()
 
     async def __aenter__(self) -> Self:
-        for path in self._paths:
-            reader, writer = await asyncio.open_unix_connection(str(path))
-            self._writers.append(writer)
-            self._send(writer, Hello(self._client))
-            self._readers.append(asyncio.create_task(self._receive(reader, path.name)))
+        async with AsyncExitStack() as opened:
+            opened.push_async_callback(self._close)
+            for path in self._paths:
+                reader, writer = await asyncio.open_unix_connection(str(path))
+                self._writers.append(writer)
+                self._send(writer, Hello(self._client))
+                self._readers.append(asyncio.create_task(self._receive(reader, path.name)))
+            opened.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
         for task in self._readers:
             task.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)

@@ -26,15 +26,18 @@ class TokenServer:
         self._path = path
         self._on_message, self._on_gone = on_message, on_gone
         self._clients: dict[str, asyncio.StreamWriter] = {}
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None  # made by `start`, closed by its thread
         self._started = threading.Event()
         self._stop = asyncio.Event()
         self._failure: OSError | None = None
-        self._thread = threading.Thread(target=self._main, name="token-server", daemon=True)
         self._connections: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Blocks until the socket accepts connections. Raises ResourceShortage where it cannot be made."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._main, args=(self._loop,), name="token-server", daemon=True
+        )
         self._thread.start()
         self._started.wait()
         if self._failure is not None:
@@ -42,7 +45,9 @@ class TokenServer:
             raise ResourceShortage(f"socket {self._path}: {self._failure}") from self._failure
 
     def stop(self) -> None:
-        """Close the connections and end the thread. Blocks until it has ended; safe to repeat."""
+        """Close the connections and end the thread. Blocks until it has ended; safe at any time."""
+        if self._loop is None:
+            return
         with suppress(RuntimeError):  # the loop has been closed before
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
@@ -52,17 +57,17 @@ class TokenServer:
         batches: dict[str, list[FromEngine]] = {}
         for message in messages:
             batches.setdefault(message.request_id.partition("/")[0], []).append(message)
-        if batches and not self._loop.is_closed():
+        if batches and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._write, batches)
 
-    def _main(self) -> None:
-        asyncio.set_event_loop(self._loop)
+    def _main(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
         try:
-            self._loop.run_until_complete(self._serve())
+            loop.run_until_complete(self._serve())
         except OSError as error:
             self._failure = error
         finally:
-            self._loop.close()
+            loop.close()
             self._started.set()
 
     async def _serve(self) -> None:
@@ -76,7 +81,7 @@ class TokenServer:
         self._path.unlink(missing_ok=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = self._loop.create_task(self._converse(reader, writer))
+        task = asyncio.get_running_loop().create_task(self._converse(reader, writer))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
 

@@ -18,7 +18,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.received: asyncio.Queue[ToEngine] = asyncio.Queue()
-        self.connected = asyncio.Event()
+        self.connected, self.gone = asyncio.Event(), asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -29,6 +29,7 @@ class Engine:
                 self.received.put_nowait(await read_to_engine(reader))
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
+            self.gone.set()
 
     def say(self, *messages: FromEngine) -> None:
         assert self._writer is not None
@@ -168,6 +169,22 @@ def test_a_lost_connection_ends_all_and_refuses_more(play: Callable[[Scenario], 
             await first.expect(Abort)
 
     play(scenario)
+
+
+def test_a_second_connection_that_fails_closes_the_first(tmp_path: Path) -> None:
+    async def main() -> None:
+        engine = Engine()
+        server = await asyncio.start_unix_server(engine.converse, str(tmp_path / "a.sock"))
+        with pytest.raises(FileNotFoundError):
+            async with TokenClient(tmp_path / "a.sock", [tmp_path / "none.sock"]):
+                pass
+        await engine.expect(Hello)
+        await asyncio.wait_for(engine.gone.wait(), 10)
+        server.close()
+        # What is left belongs to the server's end of the connection, which has gone.
+        assert [t for t in asyncio.all_tasks() if "_receive" in repr(t.get_coro())] == []
+
+    asyncio.run(main())
 
 
 def test_tokens_of_nobody_are_passed_over(play: Callable[[Scenario], None]) -> None:
