@@ -52,9 +52,10 @@ def convert(
 ) -> Converted:
     """Write `target`, which must not exist, under released names and sharded. Blocks.
 
-    Needs memory for one shard and one weight. Norms and other plain tensors are in bfloat16, or in float32
-    where the dense weights are. Raises BrokenModelFile for the source, InvalidInput for what cannot be
-    converted, and ResourceShortage for the disk; then no target is there.
+    Needs memory for two or three shards (one that fills, and its bytes as they are written) and one weight.
+    Norms and other plain tensors are in bfloat16, or in float32 where the dense weights are. Raises
+    BrokenModelFile for the source, InvalidInput for what cannot be converted, and ResourceShortage for the
+    disk; then no target is there.
     """
     writer = FolderWriter(target, shard_bytes)  # refuses a target before anything is read
     folder = open_folder(source)
@@ -96,7 +97,7 @@ def _converted(weight: StoredWeight, location: Location, formats: Formats) -> It
         return
     block = entry.scale_block(dtype, formats.block)
     same = _is_in(weight, dtype, block)
-    tensors = _as_stored(weight) if same else _rounded(weight, entry, dtype, block)
+    tensors = _as_stored(weight, entry) if same else _rounded(weight, entry, dtype, block)
     yield from zip(names, tensors, strict=True)
 
 
@@ -107,12 +108,10 @@ def _is_in(weight: StoredWeight, dtype: str, block: tuple[int, int]) -> bool:
     return weight.dtype == dtype and weight.block == block and weight.scales.itemsize == 1
 
 
-def _as_stored(weight: StoredWeight) -> tuple[Tensor, ...]:
-    """Bit for bit. Parts of a stacked tensor must get memory of their own to be written."""
-    values = weight.values
-    if values.untyped_storage().nbytes() != values.nbytes:
-        values = values.clone()
-    return (values,) if weight.scales is None else (values, as_e8m0(raw_bytes(weight.scales)))
+def _as_stored(weight: StoredWeight, entry: Entry) -> tuple[Tensor, ...]:
+    """Bit for bit. A copy lets go of the file that it comes from, but a table may be larger than memory."""
+    values = weight.values if entry.kind == "table" else weight.values.clone()
+    return (values,) if weight.scales is None else (values, as_e8m0(raw_bytes(weight.scales)).clone())
 
 
 def _rounded(weight: StoredWeight, entry: Entry, dtype: str, block: tuple[int, int]) -> tuple[Tensor, ...]:
