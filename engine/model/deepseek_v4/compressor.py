@@ -1,0 +1,105 @@
+"""The compressors of CSA and HCA (appendix A.1): a group of tokens becomes one entry, and one index key.
+
+pooled = sum_t softmax_t(gate_t + ape_t)_t * value_t, a softmax over the group's tokens for each channel; the
+entry is RMSNorm(pooled), rotated at the group's first position. HCA's groups lie side by side. CSA's overlap:
+a token has two series, and an entry pools the first series of the group before with the second of its own.
+
+Shapes: T rows, G completed groups, w tokens of an entry, X channels of a token, D channels of an entry.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.v4_shape import V4Layer
+from engine.model.deepseek.compressor import pool_group
+from engine.model.deepseek.norm import RmsNorm
+from engine.model.deepseek.rope import rotate_
+from engine.model.deepseek.step import Step
+from engine.model.deepseek_v4.config import DeepseekV4Config
+from engine.model.tensor_source import TensorSource
+from engine.numerics import Dense
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """One compressor among those of a layer. `start`: its first channel of a token's X.
+
+    A token has values, then gates; with two series each is twice as wide as an entry.
+    """
+
+    start: int
+    width: int
+    series: int
+    norm: RmsNorm
+
+    def pooled(self, tokens_GwX: Tensor) -> Tensor:
+        """[G, D], before the norm."""
+        values, gates = (self._series(tokens_GwX, part) for part in (0, 1))
+        return pool_group(values, gates)
+
+    def _series(self, tokens_GwX: Tensor, part: int) -> Tensor:
+        """Values or gates of each token of an entry, [G, w, D]."""
+        start, half = self.start + part * self.series * self.width, tokens_GwX.shape[1] // self.series
+        return torch.cat(
+            [
+                tokens_GwX[:, s * half : (s + 1) * half, start + s * self.width :][..., : self.width]
+                for s in range(self.series)
+            ],
+            1,
+        )
+
+
+class Compressor:
+    """Main entries of a layer, and the index keys of a CSA layer; `weight` makes a token's X of a row."""
+
+    def __init__(self, config: DeepseekV4Config, layer: V4Layer, source: TensorSource, prefix: str) -> None:
+        series = 2 if layer.attention == "csa" else 1
+        parts = [(f"{prefix}.compressor", config.head_dim)]
+        if layer.attention == "csa":
+            parts.append((f"{prefix}.indexer.compressor", config.index_head_dim))
+        self._layer, self._width, self._pools = layer, layer.ratio * series, list[_Pool]()
+        weights: list[Tensor] = []
+        biases: list[Tensor] = []
+        nothing: list[Tensor] = []
+        start = 0
+        for name, width in parts:
+            columns = series * width
+            weights += [
+                source.take(f"{name}.{part}.weight", (columns, config.hidden_size))
+                for part in ("wkv", "wgate")
+            ]
+            biases += [torch.zeros(layer.ratio, columns), source.take(f"{name}.ape", (layer.ratio, columns))]
+            nothing += [torch.zeros(1, columns), torch.full((1, columns), -torch.inf)]
+            norm = RmsNorm.take(source, f"{name}.norm", width, config.rms_norm_eps)
+            self._pools.append(_Pool(start, width, series, norm))
+            start += 2 * columns
+        self.weight = Dense.of(torch.cat(weights))
+        self._bias_rX, self._nothing_1X = torch.cat(biases, 1), torch.cat(nothing, 1)
+
+    def write(self, step: Step, index: int, tokens_TX: Tensor) -> None:
+        """Entries of the groups that the step completes; what groups stay open is left in the cache.
+
+        `tokens_TX`: the rows through `weight`; changed. `index`: of the layer.
+        """
+        plan, angles = step.groups(self._layer.ratio, self._width)
+        cached = step.cache.sources[index]
+        step.shared.index_keys = {}
+        tokens_TX += self._bias_rX[step.rows.positions_T % self._layer.ratio]
+        if plan.members is None or cached.open is None:  # an HCA group of one token
+            groups_GwX = tokens_TX[:, None]
+        elif plan.last_rows.shape[0]:
+            pool = plan.members.pool(cached.open, tokens_TX, self._nothing_1X)
+            groups_GwX = pool[plan.members.index[plan.last_rows]]
+        else:
+            groups_GwX = tokens_TX[:0, None]
+        if plan.members is not None and cached.open is not None:
+            cached.open[plan.members.stored_ring] = tokens_TX[plan.members.stored_rows]
+        if plan.written.shape[0] == 0:
+            return
+        stores = ((cached.main, step.cache.records.main), (cached.index, step.cache.records.index))
+        for pool, (stored, record) in zip(self._pools, stores, strict=False):
+            entries_GD = pool.norm(step.operations, pool.pooled(groups_GwX))
+            rotate_(entries_GD, angles)
+            stored[plan.entries] = record.encode(entries_GD[plan.written])
