@@ -104,7 +104,7 @@ def ask(harness: Harness) -> tuple[threading.Thread, list[object]]:
         except SandboxError as error:
             answers.append(error)
 
-    thread = threading.Thread(target=stat)
+    thread = threading.Thread(target=stat, daemon=True)  # or a caller left waiting would hold up the exit
     thread.start()
     return thread, answers
 
