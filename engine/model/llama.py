@@ -101,6 +101,8 @@ class LlamaModel:
         self._norm = weights.vector("output_norm.weight", c)
         layers = tuple(_layer(weights, operations, config, index) for index in range(config.num_layers))
         weights.check_all_taken()
+        if self._head.packed:
+            weights.release()
         rope = Rope.of(config.rope_theta, config.head_channels, config.max_positions)
         self._decoder = operations.decoder(DecoderStack(layers, rope, config.head_channels, config.norm_eps))
 

@@ -1,5 +1,9 @@
 """The tensors of a file, taken by a model one by one: what is left over at the end is an error."""
 
+import mmap
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +30,14 @@ class WeightReader:
     def vector(self, name: str, size: int) -> Tensor:
         """float32 [size]. Raises BrokenModelFile."""
         return _shared(self._take(name, (size,), VECTOR_FORMATS)).float()
+
+    def release(self) -> None:
+        """Give back the pages that were read to copy from; those that are used come in again when touched."""
+        memory: Any = next(iter(self._file.tensors.values())).data
+        while isinstance(memory, np.ndarray):
+            memory = memory.base
+        if isinstance(memory, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            memory.madvise(mmap.MADV_DONTNEED)
 
     def check_all_taken(self) -> None:
         """A tensor that the model does not use (a bias, say) would leave it running, and silently wrong."""

@@ -75,9 +75,10 @@ static inline __attribute__((always_inline)) void sums_q4_1(const int m, const u
         const ivec low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
         for (int r = 0; r < m; r++) {
             sum[r] = dot_nibbles(sum[r], low, four(x + r * stride, word));
-            sum[r] = dot_nibbles(sum[r], high, four(x + r * stride, 4 + word));
+            sum[r] = settled(dot_nibbles(sum[r], high, four(x + r * stride, 4 + word)));
         }
     }
+    for (int r = 0; r < m; r++) sum[r] = finish_nibbles(sum[r]);
 }
 
 static inline __attribute__((always_inline)) void sums_q8_0(const int m, const uint8_t *w, const struct block *x,
@@ -85,7 +86,7 @@ static inline __attribute__((always_inline)) void sums_q8_0(const int m, const u
     for (int r = 0; r < m; r++) sum[r] = start_signed(x[r * stride].sum);
     for (int word = 0; word < 8; word++) {
         const ivec bytes = load_words(w + word * WORD_BYTES);
-        for (int r = 0; r < m; r++) sum[r] = dot_signed(sum[r], bytes, four(x + r * stride, word));
+        for (int r = 0; r < m; r++) sum[r] = settled(dot_signed(sum[r], bytes, four(x + r * stride, word)));
     }
 }
 
