@@ -83,7 +83,7 @@ def sinkhorn(mix_TNN: Tensor, iterations: int, eps: float) -> Tensor:
 
     Hundreds of tiny steps: NumPy takes a third of torch's time for each. Sums are chains of additions.
     """
-    mix_NNT = np.ascontiguousarray(mix_TNN.permute(1, 2, 0).numpy())
+    mix_NNT = np.array(mix_TNN.permute(1, 2, 0).numpy(), order="C")  # a copy, also of one row
     _divide_by_sums(mix_NNT, eps)
     transposed = mix_NNT.swapaxes(0, 1)  # the same memory
     for _ in range(iterations - 1):

@@ -144,3 +144,13 @@ def test_a_whole_step_of_many_sequences_gives_each_its_own_bits(rows, cpu_librar
     for s in (0, rows // 2, rows - 1):
         alone = model.forward(ids[s : s + 1], [SequenceRows(s, [s], 0, 1)], cache)
         assert torch.equal(alone[0], together[s])
+
+
+def test_sinkhorn_leaves_its_input_alone_and_ends_doubly_stochastic():
+    for rows in (1, 5):
+        mix = _randn(rows, 4, 4).exp()
+        before = mix.clone()
+        balanced = sinkhorn(mix, 40, 1e-9)
+        assert torch.equal(mix, before)
+        assert torch.allclose(balanced.sum(1), torch.ones(rows, 4), atol=1e-5)
+        assert torch.allclose(balanced.sum(2), torch.ones(rows, 4), atol=1e-3)
