@@ -1,13 +1,15 @@
 """A config.json to the family that it describes: its inventory, and the formats of its weights. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 from engine.checkpoint.entries import Entry, Format, Formats
 from engine.checkpoint.inventory import v41_entries
 from engine.checkpoint.inventory_v4 import v4_entries
 from engine.checkpoint.v4_shape import V4Shape
+from engine.errors import BrokenModelFile
 from engine.model.deepseek.config import DeepseekConfig, Quantisation
 from engine.model.deepseek.config_checks import INDEX_GROUP, MAIN_GROUP, WINDOW_GROUP
 from engine.model.deepseek.config_fields import Fields, refuse
@@ -15,6 +17,7 @@ from engine.model.deepseek.roles import cut_layer
 
 ModelType = Literal["deepseek_v41", "deepseek_v4"]
 _RELEASED_BLOCK: Mapping[ModelType, tuple[int, int]] = {"deepseek_v41": (32, 32), "deepseek_v4": (128, 128)}
+_MOST_ENTRIES = 200_000  # the largest release implies fewer than 100,000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,23 @@ def read_family(raw: Mapping[str, object]) -> Family:
     match raw.get("model_type"):
         case "deepseek_v41":
             config = _with_released_caches(DeepseekConfig.from_dict(raw, Quantisation.off()))
-            return Family("deepseek_v41", config, tuple(v41_entries(config)), _formats("deepseek_v41", raw))
+            return Family("deepseek_v41", config, _listed(v41_entries(config)), _formats("deepseek_v41", raw))
         case "deepseek_v4":
             shape = V4Shape.from_dict(raw)
-            return Family("deepseek_v4", shape, tuple(v4_entries(shape)), _formats("deepseek_v4", raw))
+            return Family("deepseek_v4", shape, _listed(v4_entries(shape)), _formats("deepseek_v4", raw))
         case other:
             raise refuse("model_type", other, "deepseek_v41 or deepseek_v4")
+
+
+def _listed(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """A number with a few zeros too many in a config must not take all memory."""
+    listed = tuple(islice(entries, _MOST_ENTRIES + 1))
+    if len(listed) > _MOST_ENTRIES:
+        raise BrokenModelFile(
+            f"config: it implies more than {_MOST_ENTRIES:,} weights",
+            hint="look at the numbers of layers and experts",
+        )
+    return listed
 
 
 def _with_released_caches(config: DeepseekConfig) -> DeepseekConfig:

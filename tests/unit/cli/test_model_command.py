@@ -73,6 +73,16 @@ def test_a_folder_is_described_and_its_weights_are_checked(
     assert "BrokenModelFile" in said(capsys)
 
 
+def test_a_name_without_a_config_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.checkpoint.description.CONFIGS", ("deepseek-v4-flash", "later"))
+    assert run(["model", "info", "later"]) == 2
+    assert "'later': this installation has no config of it (known: deepseek-v4-flash, smollm2)" in said(
+        capsys
+    )
+
+
 def test_people_read_sizes_and_layers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["model", "info", "deepseek-v4.1-flash"]) == 0
     text = capsys.readouterr().out

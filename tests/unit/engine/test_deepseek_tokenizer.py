@@ -22,6 +22,16 @@ SPECIAL = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜
 TURNS = ["<｜System｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "｜DSML｜", "<｜title｜>"]
 
 
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f", "description": "Größe 3.5 m²"}}]
+CALL = {"id": "1", "function": {"name": "f", "arguments": '{"x": "a b\\n c", "n": [1, 2.5, null]}'}}
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": " Sei kurz.\n"},
+    {"role": "user", "content": "def f(x):\n    return 2*x  # 漢字"},
+    {"role": "assistant", "content": "", "reasoning": "\n12345 ", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": '{"t": 3}\n'},
+]
+
+
 def write_tokenizer(folder: Path) -> Path:
     """A byte-level BPE in the released form: turn markers are added tokens, and not flagged special."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -110,6 +120,9 @@ def test_the_released_vocabulary() -> None:
               "｜DSML｜": 128825}  # fmt: skip
     assert {token: token_id(tokenizer, token) for token in listed} == listed
     assert tokenizer.eos_id == 1
+    plain = Tokenizer.from_file(str(Path(package.__file__).parent / "tokenizer.json"))
+    prompt = load_format("v4").render(CONVERSATION, tools=TOOLS, response_schema={"type": "object"})
+    assert prompt.ids(tokenizer) == plain.encode(prompt.text, add_special_tokens=False).ids
     ids = load_format("v4").render([{"role": "user", "content": "hi <｜User｜>"}]).ids(tokenizer)
     assert ids.count(128803) == 1
     assert tokenizer.decode(ids).startswith("Think the task through")

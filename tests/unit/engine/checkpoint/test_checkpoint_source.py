@@ -1,12 +1,16 @@
 """Folders as a model reads them: right values in every naming, and each fault by name."""
 
 import json
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny_deepseek import TINY, random_weights, write_folder
 from torch import Tensor
 
@@ -193,6 +197,22 @@ def test_a_broken_companion_is_named(tiny: Path, file: str, content: str, messag
     (tiny / file).write_text(content)
     with pytest.raises(BrokenModelFile, match=message):
         open_checkpoint(tiny)
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_no_damage_to_a_file_gets_past(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Bytes of a shard's header, its index or its config changed: an error of ours, or tensors to read."""
+    folder = tmp_path_factory.mktemp("damaged") / "tiny"
+    write_folder(folder, TINY, random_weights(TINY), shards=2)
+    name = data.draw(st.sampled_from(["config.json", "model.safetensors.index.json", "shard-0.safetensors"]))
+    content = bytearray((folder / name).read_bytes())
+    for at in data.draw(st.lists(st.integers(0, min(len(content), 3000) - 1), min_size=1, max_size=3)):
+        content[at] = data.draw(st.integers(0, 255))
+    (folder / name).write_bytes(content)
+    with suppress(BrokenModelFile):
+        take_all(open_checkpoint(folder))
+    shutil.rmtree(folder)
 
 
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:

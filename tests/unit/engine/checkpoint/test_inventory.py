@@ -144,6 +144,12 @@ def test_a_field_that_does_not_fit_is_named(change: dict[str, object], message: 
         read_family(raw | change)
 
 
+def test_a_number_of_experts_that_no_model_has_is_refused() -> None:
+    raw = json.loads((CONFIGS / "deepseek-v4-flash.json").read_text())
+    with pytest.raises(BrokenModelFile, match="more than 200,000 weights"):
+        read_family(raw | {"n_routed_experts": 10**12})
+
+
 def test_experts_of_other_ranks_are_left_out_and_shared_ones_stay(flash: Family) -> None:
     part = rank_part(flash, 7, 8)
     names = [entry.name for entry in flash.entries if part.holds(entry.name, flash.cut)]
