@@ -1,8 +1,8 @@
 /* Causal attention of query rows over a paged KV cache, grouped query heads.
  *
- * cache[num_blocks, 2, block, kv_heads, d]: keys, then values, of one layer. Row r belongs to sequence
- * sequences[r], whose block table is that row of tables, and sees positions 0..positions[r]. Scores are reduced in ascending order
- * of position whatever the chunking, so that full, chunked and incremental runs give the same bits.
+ * Row r belongs to sequence sequences[r], whose block table is that row of tables, and sees positions
+ * 0..positions[r]. Scores are reduced in ascending order of position whatever the chunking, so that full,
+ * chunked and incremental runs give the same bits.
  */
 #include <math.h>
 #include <stdlib.h>

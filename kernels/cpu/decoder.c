@@ -37,8 +37,8 @@ static void add(float *x, const float *y, int64_t n) {
     for (int64_t i = 0; i < n; i++) x[i] += y[i];
 }
 
-static int attention(const struct decoder *d, const struct layer *l, const struct paging *p, float *x, int64_t rows,
-                     const struct scratch *s, int32_t threads) {
+static int attention(const struct decoder *d, const struct layer *l, const struct paging *p, float *x,
+                     int64_t rows, const struct scratch *s, int32_t threads) {
     const struct weight inputs[] = {into(l->q, s->q), into(l->k, s->k), into(l->v, s->v)};
     const struct weight output = into(l->output, s->added);
     dockyard_rms_norm(x, l->attention_norm, d->norm_eps, rows, d->channels, s->normed);
@@ -66,10 +66,10 @@ static int feed_forward(const struct decoder *d, const struct layer *l, float *x
     return status;
 }
 
-/* x[rows, channels] in place. Layer i's cache starts i * layer_floats behind paging->cache. Returns 0, -1 when a
- * width is out of range, -2 when memory ran out. */
-int dockyard_decode(const struct decoder *decoder, const struct paging *paging, int64_t layer_floats, float *x,
-                    int64_t rows, int32_t threads) {
+/* x[rows, channels] in place. Layer i's cache starts i * layer_floats behind paging->cache. Returns 0, -1 when
+ * a width is out of range, -2 when memory ran out. */
+int dockyard_decode(const struct decoder *decoder, const struct paging *paging, int64_t layer_floats,
+                    float *x, int64_t rows, int32_t threads) {
     struct scratch scratch;
     float *memory = allocate(decoder, paging, rows, &scratch);
     int status = memory == NULL && rows > 0 ? -2 : 0;

@@ -16,7 +16,7 @@ static inline ivec load_words(const void *p) {
     return v;
 }
 
-/* Has a sum added up before the next is begun: GCC multiplies everything first and runs out of registers. */
+/* Has a sum added up before the next is begun: GCC multiplies all first and runs out of registers. */
 static inline ivec settled(ivec v) {
 #if (defined(__AVX512F__) && LANES == 16) || (defined(__AVX2__) && LANES == 8)
     __asm__("" : "+v"(v));

@@ -1,15 +1,18 @@
 /* y[M, N] = x[M, K] . W[N, K]^T in integers: the products of the profile `fast`.
  *
- * Each row of x is rounded to 8 bits in blocks of 32 with a scale of their own. Weights keep the bits of their
- * file, sixteen rows packed side by side (kernels/cpu/packing.py), so that a lane holds a row and nothing is
- * summed across lanes. Sums over a block are exact; the blocks' sums are added as floats in ascending order of
- * k, in one accumulator a row for scales and one for minima, whatever the number of rows and threads.
+ * Each row of x is rounded to 8 bits in blocks of 32 with a scale of their own. Weights keep the bits of
+ * their file, sixteen rows packed side by side (kernels/cpu/packing.py), so that a lane holds a row and
+ * nothing is summed across lanes. Sums over a block are exact; the blocks' sums are added as floats in
+ * ascending order of k, in one accumulator a row for scales and one for minima, whatever the number of rows
+ * and threads.
  */
 #include <math.h>
 #include <stdlib.h>
 
 #include "dot.h"
 #include "weight.h"
+
+#define INLINE static inline __attribute__((always_inline)) /* for constant arguments, whose loops unroll */
 
 enum { GROUP = 16, TILE_M = 4, WORD_BYTES = GROUP * 4, HALF_BYTES = GROUP * 2, MANY_ROWS = 8 };
 
@@ -67,8 +70,7 @@ static inline int32_t four(const struct block *x, int word) {
 }
 
 /* One block of 4-bit weights against m blocks of x, `stride` apart. m is a constant at each call. */
-static inline __attribute__((always_inline)) void sums_q4_1(const int m, const uint8_t *w, const struct block *x,
-                                                            int64_t stride, ivec *sum) {
+INLINE void sums_q4_1(const int m, const uint8_t *w, const struct block *x, int64_t stride, ivec *sum) {
     for (int r = 0; r < m; r++) sum[r] = (ivec){0};
     for (int word = 0; word < 4; word++) {
         const ivec both = load_words(w + word * WORD_BYTES);
@@ -81,8 +83,7 @@ static inline __attribute__((always_inline)) void sums_q4_1(const int m, const u
     for (int r = 0; r < m; r++) sum[r] = finish_nibbles(sum[r]);
 }
 
-static inline __attribute__((always_inline)) void sums_q8_0(const int m, const uint8_t *w, const struct block *x,
-                                                            int64_t stride, ivec *sum) {
+INLINE void sums_q8_0(const int m, const uint8_t *w, const struct block *x, int64_t stride, ivec *sum) {
     for (int r = 0; r < m; r++) sum[r] = start_signed(x[r * stride].sum);
     for (int word = 0; word < 8; word++) {
         const ivec bytes = load_words(w + word * WORD_BYTES);
@@ -91,9 +92,8 @@ static inline __attribute__((always_inline)) void sums_q8_0(const int m, const u
 }
 
 /* LANES weight rows, the first of them `lane` of its group, against m rows of x: results[m][LANES]. */
-static inline __attribute__((always_inline)) void tile(const int m, const int format, const uint8_t *w,
-                                                       const struct block *x, int64_t blocks, int lane,
-                                                       vec *results) {
+INLINE void tile(const int m, const int format, const uint8_t *w, const struct block *x, int64_t blocks,
+                 int lane, vec *results) {
     vec scaled[TILE_M], minima[TILE_M];
     for (int r = 0; r < m; r++) scaled[r] = minima[r] = splat(0.0f);
     const int64_t header = format == Q4_1 ? 2 * HALF_BYTES : HALF_BYTES;
@@ -112,8 +112,8 @@ static inline __attribute__((always_inline)) void tile(const int m, const int fo
     for (int r = 0; r < m; r++) results[r] = scaled[r] + minima[r];
 }
 
-static inline void tile_any(int64_t m, int32_t format, const uint8_t *w, const struct block *x, int64_t blocks,
-                            int lane, vec *results) {
+static void tile_any(int64_t m, int32_t format, const uint8_t *w, const struct block *x, int64_t blocks,
+                     int lane, vec *results) {
     if (format == Q4_1 && m == TILE_M) tile(TILE_M, Q4_1, w, x, blocks, lane, results);
     else if (format == Q4_1) tile(1, Q4_1, w, x, blocks, lane, results);
     else if (m == TILE_M) tile(TILE_M, Q8_0, w, x, blocks, lane, results);
@@ -121,13 +121,15 @@ static inline void tile_any(int64_t m, int32_t format, const uint8_t *w, const s
 }
 
 /* A group of weight rows for all of x. Rows past the end are packed as zeros and not written. */
-static void weight_group(const struct weight *w, int64_t group, const struct block *x, int64_t m, int64_t blocks) {
+static void weight_group(const struct weight *w, int64_t group, const struct block *x, int64_t m,
+                         int64_t blocks) {
+    const uint8_t *data = w->data + group * GROUP * w->row_bytes;
     for (int lane = 0; lane < GROUP; lane += LANES) {
         const int64_t row = group * GROUP + lane, left = w->rows - row, n = left < LANES ? left : LANES;
         for (int64_t r = 0, step; r < m && n > 0; r += step) {
             vec results[TILE_M];
             step = m - r < TILE_M ? 1 : TILE_M;
-            tile_any(step, w->format, w->data + group * GROUP * w->row_bytes, x + r * blocks, blocks, lane, results);
+            tile_any(step, w->format, data, x + r * blocks, blocks, lane, results);
             for (int64_t i = 0; i < step; i++)
                 memcpy(w->out + (r + i) * w->rows + row, &results[i], (size_t)n * sizeof(float));
         }
@@ -135,7 +137,8 @@ static void weight_group(const struct weight *w, int64_t group, const struct blo
 }
 
 /* k is a multiple of 32. */
-int linear_int8(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k, int32_t threads) {
+int linear_int8(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
+                int32_t threads) {
     if (k % BLOCK != 0 || k <= 0) return -1;
     const int64_t blocks = k / BLOCK, groups = num_groups(weights, count, GROUP);
     struct block *rows = malloc((size_t)(m * blocks) * sizeof *rows);

@@ -109,7 +109,8 @@ static void weight_group(const struct weight *w, int64_t row, const float *x, in
 }
 
 /* k is a multiple of 32 and at most MAX_K. */
-int linear_float(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k, int32_t threads) {
+int linear_float(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
+                 int32_t threads) {
     if (k % BLOCK != 0 || k > MAX_K || k <= 0) return -1;
     const int64_t groups = num_groups(weights, count, GROUP);
     int failed = 0;

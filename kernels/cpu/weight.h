@@ -32,5 +32,7 @@ static inline const struct weight *owner(const struct weight *weights, int64_t s
 }
 
 /* Products with weights that are all packed, or all not. They return what dockyard_linear does. */
-int linear_int8(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k, int32_t threads);
-int linear_float(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k, int32_t threads);
+int linear_int8(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
+                int32_t threads);
+int linear_float(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
+                 int32_t threads);
