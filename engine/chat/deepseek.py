@@ -119,24 +119,27 @@ class _Renderer:
         if index > 0:
             yield ours(self.format.system)
         yield theirs(turn.text)
-        texts = self.format.texts.texts
         if turn.tools:
             yield ours("\n\n")
             yield from filled(
-                texts["tools"], dsml_token=MARKER, thinking_start_token=THINK, thinking_end_token=THOUGHT,
-                tool_schemas="\n".join(map(json_text, turn.tools)),
+                self.format.texts.texts["tools"], dsml_token=MARKER, thinking_start_token=THINK,
+                thinking_end_token=THOUGHT, tool_schemas="\n".join(map(json_text, turn.tools)),
             )  # fmt: skip
-        if self.schema is not None and index == self._first_system():
-            if "response_format" not in texts:
-                raise InvalidRequest(
-                    "response_format: the model's encoding folder has no text for it",
-                    parameter="response_format", hint="describe the form in a message",
-                )  # fmt: skip
-            yield ours("\n\n")
-            yield from filled(texts["response_format"], schema=json_text(self.schema))
+        if not any(earlier.role == "system" for earlier in self.turns[:index]):
+            yield from self._response_format()
 
-    def _first_system(self) -> int:
-        return next(index for index, turn in enumerate(self.turns) if turn.role == "system")
+    def _response_format(self) -> Iterator[Piece]:
+        """In the first system message."""
+        if self.schema is None:
+            return
+        text = self.format.texts.texts.get("response_format")
+        if text is None:
+            raise InvalidRequest(
+                "response_format: the model's encoding folder has no text for it",
+                parameter="response_format", hint="describe the form in a message",
+            )  # fmt: skip
+        yield ours("\n\n")
+        yield from filled(text, schema=json_text(self.schema))
 
     def _assistant(self, index: int) -> Iterator[Piece]:
         turn = self.turns[index]

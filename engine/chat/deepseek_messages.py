@@ -5,7 +5,7 @@ Source: fact sheet, section 10. A message is what the OpenAI API sends, with thr
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
@@ -136,6 +136,19 @@ def read_tools(where: str, tools: object) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         raise _refused(where, tools, "a list of tools")
     return tuple(_function(f"{where}[{i}]", tool) for i, tool in enumerate(cast(Sequence[object], tools)))
+
+
+def parameter_names(tools: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
+    """The names of each function's parameters, where its schema lists them: a reply's parser asks for them."""
+    names: dict[str, frozenset[str]] = {}
+    for function in tools:
+        schema = function.get("parameters")
+        properties = (
+            cast(Mapping[str, Any], schema).get("properties") if isinstance(schema, Mapping) else None
+        )
+        if isinstance(properties, Mapping):
+            names[function["name"]] = frozenset(map(str, cast(Mapping[object, object], properties)))
+    return names
 
 
 def _function(where: str, tool: object) -> Mapping[str, Any]:

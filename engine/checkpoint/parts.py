@@ -6,13 +6,14 @@ it, so its own hyper-connections are not among them.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.checkpoint.family import Family
 from engine.model.deepseek.config import DeepseekConfig
 from protocol.errors import InvalidInput
 
-_ROUTED = re.compile(r"(layers|mtp)\.\d+\.ffn\.experts\.(\d+)\.")  # `shared_experts` is another name
+_ROUTED = re.compile(r"(layers|mtp)\.(\d+)\.ffn\.experts\.(\d+)\.")  # `shared_experts` is another name
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _MAKES_ENTRIES = (
     "attn_norm.",
@@ -24,12 +25,15 @@ _MAKES_ENTRIES = (
 )
 
 
+Experts = frozenset[int] | Mapping[int, frozenset[int]]  # the same in each layer, or each layer's own
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """None: all experts. `encoder_only` leaves out the decoder, the head and the draft blocks."""
 
-    experts: frozenset[int] | None = None  # routed ones, in each layer of the backbone
-    draft_experts: frozenset[int] | None = None  # routed ones, in each draft block
+    experts: Experts | None = None  # routed ones of the backbone
+    draft_experts: Experts | None = None  # routed ones of the draft blocks
     encoder_only: bool = False
 
     def holds(self, name: str, cut: int) -> bool:
@@ -40,8 +44,11 @@ class Part:
         routed = _ROUTED.match(name)
         if routed is None:
             return True
+        layer, expert = int(routed[2]), int(routed[3])
         held = self.experts if routed[1] == "layers" else self.draft_experts
-        return held is None or int(routed[2]) in held
+        if isinstance(held, Mapping):
+            held = held.get(layer, frozenset())
+        return held is None or expert in held
 
 
 WHOLE = Part()

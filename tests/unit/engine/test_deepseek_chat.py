@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.chat.deepseek import DeepseekFormat, load_format, read_effort
+from engine.chat.deepseek_messages import parameter_names, read_tools
 from engine.chat.deepseek_prompt import THINK, Prompt
 from engine.chat.deepseek_texts import load_texts
 from engine.errors import BrokenModelFile, InvalidRequest
@@ -289,6 +290,13 @@ def test_a_format_the_release_has_no_text_for_is_refused(checkpoint: Path) -> No
     path.write_text(path.read_text().replace("response_format_template", "other"))
     with pytest.raises(InvalidRequest, match="response_format"):
         load_format("v41", checkpoint).render([user("a")], response_schema={})
+
+
+def test_names_of_parameters_come_from_the_schemas_that_list_them() -> None:
+    tools = read_tools(
+        "tools", [TOOL, {"function": {"name": "f"}}, {"function": {"name": "g", "parameters": 3}}]
+    )
+    assert parameter_names(tools) == {"get_weather": {"city"}}
 
 
 def test_nesting_without_end_is_refused(v41: DeepseekFormat) -> None:

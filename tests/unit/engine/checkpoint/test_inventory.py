@@ -161,6 +161,16 @@ def test_experts_of_other_ranks_are_left_out_and_shared_ones_stay(flash: Family)
     assert sum("shared_experts" in name for name in names) == 43 * 3
 
 
+def test_each_layer_may_have_experts_of_its_own(flash: Family) -> None:
+    part = Part({0: frozenset({3}), 1: frozenset({4, 5})}, draft_experts=frozenset())
+    held = {e.name for e in flash.entries if ".experts." in e.name and part.holds(e.name, flash.cut)}
+    assert held == {
+        f"layers.{layer}.ffn.experts.{expert}.w{n}.weight"
+        for layer, expert in ((0, 3), (1, 4), (1, 5))
+        for n in (1, 2, 3)
+    }
+
+
 def test_the_ranks_together_hold_everything_once(flash: Family) -> None:
     parts = [rank_part(flash, rank, 8) for rank in range(8)]
     for entry in flash.entries:
