@@ -139,7 +139,7 @@ def read_tools(where: str, tools: object) -> tuple[Mapping[str, Any], ...]:
 
 
 def parameter_names(tools: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
-    """The names of each function's parameters, where its schema lists them: a reply's parser asks for them."""
+    """The names of each function's parameters, where its schema lists them. A reply's parser needs them."""
     names: dict[str, frozenset[str]] = {}
     for function in tools:
         schema = function.get("parameters")
