@@ -6,10 +6,7 @@ them (the token, the usage statistics) before.
 """
 
 import logging
-import signal
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +20,25 @@ def _ray() -> Any:
 
 
 def start(*, num_cpus: int, object_store_bytes: int, temp_dir: Path, namespace: str) -> None:
-    """Start a cluster of one node that dies with this process. Blocks for some seconds."""
-    with _sigterm_kept():
-        _ray().init(
-            num_cpus=num_cpus,
-            object_store_memory=object_store_bytes,
-            _temp_dir=str(temp_dir),
-            namespace=namespace,
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            configure_logging=False,
-        )
+    """Start a cluster of one node that dies with this process. Blocks for some seconds.
 
-
-@contextmanager
-def _sigterm_kept() -> Generator[None]:
-    """Ray's `init` puts a handler of its own on SIGTERM, which exits with 15; the caller's one stays."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Ray sets none there
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    The caller holds SIGTERM back: Ray puts handlers on it, in Python one that exits with 15 and in C++ one
+    that aborts, and they stay until the caller sets its own again.
+    """
+    _ray().init(
+        num_cpus=num_cpus,
+        object_store_memory=object_store_bytes,
+        _temp_dir=str(temp_dir),
+        namespace=namespace,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        configure_logging=False,
+    )
 
 
 def stop() -> None:
-    """End the cluster that `start` began. Harmless when there is none."""
+    """End the cluster that `start` began, or half began. Harmless when there is none."""
     _ray().shutdown()
 
 
@@ -68,6 +55,12 @@ def create_actor(cls: type, *arguments: Any, name: str, num_cpus: float, max_con
 def get(reference: Any, timeout_s: float) -> Any:
     """The value of a call. Raises ray's GetTimeoutError, RayActorError, or what the call raised."""
     return _ray().get(reference, timeout=timeout_s)
+
+
+def is_done(reference: Any, timeout_s: float) -> bool:
+    """Whether a call has ended, well or not, within the time. Blocks."""
+    done, _ = _ray().wait([reference], timeout=timeout_s)
+    return bool(done)
 
 
 def on_failure(reference: Any, callback: Callable[[BaseException], None]) -> None:

@@ -11,6 +11,7 @@ from cli.console import JsonFlag, UrlOption, output, print_json, progress
 from cluster.config import load_config
 from cluster.status import required_url
 from protocol.errors import DockyardError
+from teams.report.wording import visible
 
 
 class ChatFailed(DockyardError):
@@ -60,7 +61,7 @@ def _reply(
             text = (chunk.choices[0].delta.content or "") if chunk.choices else ""
             parts.append(text)
             if not quiet:
-                output.print(text, end="", markup=False)
+                output.print(visible(text), end="", markup=False)
     except OpenAIError as error:
         raise ChatFailed(str(error), hint="dockyard status shows what is running") from error
     if not quiet:

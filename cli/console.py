@@ -8,8 +8,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
+from cluster.background import PROGRESS
 from protocol.errors import DockyardError
+from teams.report.wording import visible
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line of stdout.")]
 UrlOption = Annotated[
@@ -20,13 +23,15 @@ UrlOption = Annotated[
     ),
 ]
 
-progress = Console(stderr=True, highlight=False, soft_wrap=True)  # progress never mixes with results
-output = Console(highlight=False, soft_wrap=True)
+# Progress never mixes with results. Without `emoji`, a `:name:` in a model's text stays what it is.
+progress = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+output = Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 def step(text: str) -> None:
-    """One line of progress."""
-    progress.print(f"[dim]·[/dim] {text}")
+    """One line of progress, of any text. Never fails: what reports here must not die of a closed terminal."""
+    with suppress(OSError, ValueError):
+        progress.print(Text.assemble((PROGRESS.strip(), "dim"), " ", " ".join(visible(text).split())))
 
 
 def print_json(value: Any) -> None:
@@ -47,7 +52,7 @@ def show(value: Any, as_json: bool, text: Callable[[], str]) -> None:
 def fail(error: DockyardError, as_json: bool) -> None:
     """One line that names the thing and the way out."""
     progress.print(f"[red]dockyard:[/red] {type(error).__name__}: ", end="")
-    progress.print(str(error), markup=False)
+    progress.print(visible(str(error)), markup=False)
     if as_json:
         print_json_error(type(error).__name__, error.message, error.hint)
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from cli.console import JsonFlag, output, print_json
 from cluster.config import load_config
@@ -41,5 +42,6 @@ def doctor(
         table.add_column(heading, overflow="fold")
     for check in checks:
         colour = _COLOURS[check.status]
-        table.add_row(check.name, f"[{colour}]{check.status}[/]", check.detail, check.cost, check.fix)
+        status = Text(check.status, colour)
+        table.add_row(*map(Text, (check.name,)), status, *map(Text, (check.detail, check.cost, check.fix)))
     output.print(table)

@@ -25,5 +25,5 @@ def model_endpoint(config: DockyardConfig, url: str | None) -> Generator[str]:
 def own_server(config: DockyardConfig) -> Generator[RunningServer]:
     """A server on a free port, which ends with the block."""
     gateway = config.gateway.model_copy(update={"port": 0})
-    with running_server(config.model_copy(update={"gateway": gateway})) as server:
+    with running_server(config.model_copy(update={"gateway": gateway}), step) as server:
         yield server

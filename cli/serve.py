@@ -10,7 +10,7 @@ from cli.console import JsonFlag, output, print_json, show, step
 from cluster.background import start_in_background
 from cluster.config import DockyardConfig, load_config
 from cluster.health import machine_summary
-from cluster.lifeline import Stopped, die_with_parent
+from cluster.lifeline import Stopped, die_with_parent, signals_held
 from cluster.state import StateFolder, end_deployment, is_alive
 from cluster.status import live_status
 from sandbox.audit import sweep
@@ -46,14 +46,15 @@ def serve(
 
     Example: dockyard serve smollm2 --port 8000
     """
-    from cluster import server  # brings torch, Ray and the gateway, which no other command needs
-
     if with_parent:
         die_with_parent(with_parent)
     settings = resolve(config, model, port, host, monolithic)
-    step(f"loading {settings.model}: Ray, the workers, the gateway")
     try:
-        server.serve(settings, lambda url, deployment: _announce(url, deployment, as_json))
+        with signals_held():
+            step(f"loading {settings.model}: Ray, the workers, the gateway")
+            from cluster import server  # brings torch, Ray and the gateway, which no other command needs
+
+            server.serve(settings, lambda url, deployment: _announce(url, deployment, as_json), step)
     except Stopped as stopped:
         step("drained; everything it started has ended")
         if stopped.number != signal.SIGTERM:
@@ -74,7 +75,7 @@ def up(
     """
     settings = resolve(config, model, port, host, monolithic)
     step(f"starting {settings.model} in the background")
-    record = start_in_background(settings)
+    record = start_in_background(settings, step)
     value = {"id": record.id, "url": record.url, "pid": record.pid, "model": record.model}
     show(
         value,

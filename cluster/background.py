@@ -3,23 +3,29 @@
 import json
 import os
 import secrets
+import select
 import shutil
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cluster.config import DockyardConfig, child_environment
-from cluster.state import DeploymentRecord, StateFolder, is_alive
+from cluster.state import DeploymentRecord, StateFolder, end_deployment, is_alive
 from protocol.errors import DockyardError
 
 _STOP_S = 60.0
+_RAY_S = 60.0  # for Ray to start on a busy machine; a quiet one takes five seconds
+_GLANCE_S = 0.2  # how often the log is looked at for progress
+PROGRESS = "· "  # how a line of progress begins
+
+Say = Callable[[str], None]
 
 
 class ServerFailed(DockyardError):
@@ -33,42 +39,43 @@ class RunningServer:
     url: str
     pid: int
     workers: tuple[dict[str, Any], ...]  # role and pid of each
+    record: DeploymentRecord
 
 
 @contextmanager
-def running_server(config: DockyardConfig) -> Generator[RunningServer]:
+def running_server(config: DockyardConfig, say: Say) -> Generator[RunningServer]:
     """A server for the length of the block, on a free port if the configuration says 0.
 
-    Blocks until it serves and until it has ended; it ends too when this process is killed. Raises the error
-    that the server printed.
+    Blocks until it serves and until it has ended; it ends too when this process is killed. `say` is told each
+    stage of its start. Raises the error that the server printed.
     """
-    folder = _log_folder(StateFolder(config.state_dir))
+    state = StateFolder(config.state_dir)
+    folder = _log_folder(state)
     process = _spawn(config, folder, detached=False)
     try:
-        ready = _first_line(process, folder / "log", config.ray.start_timeout_s)
-        yield RunningServer(ready["url"], process.pid, tuple(ready["workers"]))
+        ready = _first_line(process, folder / "log", _limit_s(config), say)
+        yield RunningServer(
+            ready["url"], process.pid, tuple(ready["workers"]), _record(process, state, folder)
+        )
     finally:
-        _end(process)
+        _end(process, state)
     shutil.rmtree(folder, ignore_errors=True)  # kept where something went wrong
 
 
-def start_in_background(config: DockyardConfig) -> DeploymentRecord:
+def start_in_background(config: DockyardConfig, say: Say) -> DeploymentRecord:
     """A server that outlives this process; its log lies in the state folder. Blocks until it serves.
 
-    Raises ServerFailed, and then has ended what it started.
+    `say` is told each stage of its start. Raises ServerFailed, and then has ended what it started.
     """
     state = StateFolder(config.state_dir)
     folder = _log_folder(state)
     process = _spawn(config, folder, detached=True)
     try:
-        _first_line(process, folder / "log", config.ray.start_timeout_s)
-        mine = [record for record in state.records() if record.pid == process.pid and is_alive(record)]
-        if not mine:
-            raise ServerFailed(f"the server ended at once: {_last_line(folder / 'log')}")
+        _first_line(process, folder / "log", _limit_s(config), say)
+        return _record(process, state, folder)
     except BaseException:
-        _end(process)
+        _end(process, state)
         raise
-    return mine[0]
 
 
 def _log_folder(state: StateFolder) -> Path:
@@ -95,18 +102,27 @@ def _spawn(config: DockyardConfig, folder: Path, *, detached: bool) -> "subproce
         )
 
 
-def _first_line(process: "subprocess.Popen[str]", log: Path, timeout_s: float) -> dict[str, Any]:
+def _limit_s(config: DockyardConfig) -> float:
+    """Longer than a start whose every part takes its own limit: their errors say more than ours."""
+    return _RAY_S + 2 * config.ray.start_timeout_s
+
+
+def _first_line(process: "subprocess.Popen[str]", log: Path, limit_s: float, say: Say) -> dict[str, Any]:
     """What the server says when it is ready. Raises ServerFailed with what it said instead."""
     assert process.stdout is not None
-    killer = threading.Timer(timeout_s, process.kill)  # which ends the line that is waited for
-    killer.start()
-    try:
-        line = process.stdout.readline()
-    finally:
-        killer.cancel()  # or its thread keeps an interrupted command alive
+    deadline = time.monotonic() + limit_s
+    with log.open("rb") as told:
+        while not select.select([process.stdout], [], [], _GLANCE_S)[0]:
+            _forward(told, say)
+            if time.monotonic() > deadline:
+                raise ServerFailed(
+                    f"the server did not start within {limit_s:g} s: {_last_line(log)}",
+                    hint=f"its log: {log}",
+                )
+        _forward(told, say)
+    line = process.stdout.readline()
     if not line:
-        late = f" within {timeout_s:g} s" if process.wait() == -signal.SIGKILL else ""
-        raise ServerFailed(f"the server did not start{late}: {_last_line(log)}", hint=f"its log: {log}")
+        raise ServerFailed(f"the server did not start: {_last_line(log)}", hint=f"its log: {log}")
     value = json.loads(line)
     if "error" in value:
         process.wait()
@@ -114,20 +130,38 @@ def _first_line(process: "subprocess.Popen[str]", log: Path, timeout_s: float) -
     return value
 
 
+def _forward(log: BinaryIO, say: Say) -> None:
+    """Tell the lines of progress that the log has gained; half a line waits for its end."""
+    while (line := log.readline()).endswith(b"\n"):
+        text = line.decode(errors="replace").strip()
+        if text.startswith(PROGRESS):
+            say(text.removeprefix(PROGRESS))
+    log.seek(-len(line), os.SEEK_CUR)
+
+
+def _record(process: "subprocess.Popen[str]", state: StateFolder, folder: Path) -> DeploymentRecord:
+    mine = [record for record in state.records() if record.pid == process.pid and is_alive(record)]
+    if not mine:
+        raise ServerFailed(f"the server ended at once: {_last_line(folder / 'log')}")
+    return mine[0]
+
+
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "it printed nothing"
 
 
-def _end(process: "subprocess.Popen[str]") -> None:
-    """SIGTERM and wait; SIGKILL only if that does not end it."""
+def _end(process: "subprocess.Popen[str]", state: StateFolder) -> None:
+    """SIGTERM and wait; SIGKILL only if that does not end it, and then whatever it left."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
-        killer = threading.Timer(_STOP_S, process.kill)
-        killer.start()
         try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
             process.wait()
-        finally:
-            killer.cancel()
     if process.stdout is not None:
         process.stdout.close()
+    for record in state.records():
+        if record.pid == process.pid:
+            end_deployment(state, record, drain_s=0.0)

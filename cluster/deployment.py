@@ -4,7 +4,8 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +17,22 @@ from actors import ray_api
 from actors.engine_actor import EngineHandle, PendingEngine, launch_engine
 from actors.ray_api import ActorHandle
 from cluster.config import DockyardConfig, export_to_children
+from cluster.lifeline import raise_if_told
 from cluster.plan import Plan, WorkerPlan, plan_workers, this_machine
-from cluster.state import MARK, DeploymentRecord, StateFolder, end_processes, marked_processes, started_at
+from cluster.state import MARK, DeploymentRecord, StateFolder, end_marked, started_at
 from engine.chat.template import ChatTemplate
 from engine.chat.tokenizer import tokenizer_from_gguf
 from engine.errors import BrokenModelFile
 from engine.gguf_file import GgufFile, open_gguf
 from engine.model_path import model_path
 from gateway.service import ServedModel
-from protocol.errors import InvalidInput
+from protocol.errors import DockyardError, InvalidInput
+
+_GLANCE_S = 0.2  # how often the wait for a worker looks for a signal
+
+
+class WorkerLate(DockyardError):
+    """A worker did not load its model in the time that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ class Deployment:
     id: str
     model: ServedModel
     workers: tuple[EngineHandle, ...]
-    placement: tuple[str, ...]  # why the workers stand where they stand, a line each
+    plan: Plan  # of the workers, in their order
     scratch: Path
 
     @property
@@ -44,13 +52,21 @@ class Deployment:
     def describe(self) -> dict[str, Any]:
         """Workers with their counters, for `dockyard status`. Blocks for a Ray call a worker."""
         workers = [
-            {"role": w.name, "pid": w.pid, "kind": "ray actor", **w.statistics()} for w in self.workers
+            {
+                "role": worker.name,
+                "pid": worker.pid,
+                "kind": "ray actor",
+                "place": planned.place,
+                "promised_bytes": planned.memory_bytes,
+                **worker.statistics(),
+            }
+            for worker, planned in zip(self.workers, self.plan.workers, strict=True)
         ]
         return {
             "id": self.id,
             "model": self.model.name,
             "workers": workers,
-            "placement": list(self.placement),
+            "placement": list(self.plan.reasons),
         }
 
     def set_pace(self, role: str, factor: float) -> None:
@@ -67,10 +83,11 @@ class Deployment:
 
 
 @contextmanager
-def deployed(config: DockyardConfig, state: StateFolder) -> Generator[Deployment]:
+def deployed(config: DockyardConfig, state: StateFolder, say: Callable[[str], None]) -> Generator[Deployment]:
     """Bring a deployment up; whatever happens inside or on the way, nothing of it stays.
 
-    Blocks for some seconds at both ends. Raises UnknownModel, BrokenModelFile, ResourceShortage.
+    Blocks for some seconds at both ends; `say` is told each stage. For a block of `signals_held`. Raises
+    UnknownModel, BrokenModelFile, ResourceShortage, WorkerLate, and Stopped on a signal.
     """
     path = model_path(config.model)  # before anything is started
     file = open_gguf(path)
@@ -79,7 +96,8 @@ def deployed(config: DockyardConfig, state: StateFolder) -> Generator[Deployment
     with ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="dockyard-", dir=_short_folder()))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        pid = psutil.Process().pid
+        pid = os.getpid()
+        stack.callback(state.forget, deployment_id)
         state.write(
             DeploymentRecord(
                 id=deployment_id,
@@ -89,18 +107,18 @@ def deployed(config: DockyardConfig, state: StateFolder) -> Generator[Deployment
                 model=config.model,
             )
         )
-        stack.callback(state.forget, deployment_id)
         # Ray gives the folder that its driver stands in to its workers as a place to import from.
         stack.callback(os.chdir, Path.cwd())
         os.chdir(scratch)
-        _start_ray(config, scratch, deployment_id)
-        stack.callback(lambda: end_processes(_others(deployment_id, scratch)))
+        stack.callback(end_marked, deployment_id, str(scratch))  # what Ray starts while it is ended
         stack.callback(ray_api.stop)
+        _start_ray(config, scratch, deployment_id)
+        say("Ray is up")
         pending = _launch(plan, scratch)
-        workers = tuple(stack.enter_context(_running(p, config.ray.start_timeout_s)) for p in pending)
+        workers = tuple(stack.enter_context(_running(p, config.ray.start_timeout_s, say)) for p in pending)
         limits = workers[0].limits()
         served = served_model(config.model, file, int(limits["max_positions"]))
-        yield Deployment(deployment_id, served, workers, plan.reasons, scratch)
+        yield Deployment(deployment_id, served, workers, plan, scratch)
 
 
 def served_model(name: str, file: GgufFile, max_positions: int) -> ServedModel:
@@ -165,8 +183,10 @@ def _launch_one(plan: WorkerPlan, scratch: Path, decode: ActorHandle | None = No
 
 
 @contextmanager
-def _running(pending: PendingEngine, timeout_s: float) -> Generator[EngineHandle]:
+def _running(pending: PendingEngine, timeout_s: float, say: Callable[[str], None]) -> Generator[EngineHandle]:
+    _wait(pending, timeout_s)
     handle = pending.wait(timeout_s)
+    say(f"the {pending.name} worker has loaded its model (pid {handle.pid})")
     try:
         yield handle
     finally:
@@ -174,9 +194,17 @@ def _running(pending: PendingEngine, timeout_s: float) -> Generator[EngineHandle
             handle.stop()
 
 
-def _others(deployment_id: str, scratch: Path) -> list[psutil.Process]:
-    """What of the deployment still runs, this process apart, which stands in its folder too."""
-    return [p for p in marked_processes(deployment_id, str(scratch)) if p.pid != os.getpid()]
+def _wait(pending: PendingEngine, timeout_s: float) -> None:
+    """Until the worker has loaded its model, or failed to; its handle says which."""
+    deadline = time.monotonic() + timeout_s
+    while not ray_api.is_done(pending.starting, _GLANCE_S):
+        raise_if_told()
+        if time.monotonic() > deadline:
+            raise WorkerLate(
+                f"the {pending.name} worker did not load its model within {timeout_s:g} s",
+                hint="ray.start_timeout_s in the configuration gives it longer",
+            )
+    raise_if_told()
 
 
 def _short_folder() -> str | None:

@@ -7,7 +7,6 @@ import psutil
 
 from cluster.config import DockyardConfig
 from cluster.plan import plan_workers, this_machine
-from engine.gguf_file import open_gguf
 from engine.model_path import model_path
 from kernels.cpu import build
 from protocol.errors import DockyardError
@@ -50,6 +49,8 @@ def _kernels() -> Check:
 
 
 def _model(config: DockyardConfig) -> list[Check]:
+    from engine.gguf_file import open_gguf  # brings numpy, which no other command needs
+
     try:
         path = model_path(config.model)
         file = open_gguf(path)

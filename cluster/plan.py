@@ -3,14 +3,17 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster.config import DockyardConfig
 from engine.config import EngineConfig, Role
-from engine.gguf_file import GgufFile
 from engine.model_path import BUILT_IN
 from placement.probe import probe
 from placement.topology import Topology
 from placement.workers import WorkerDemand, WorkerPlacement, place_workers
+
+if TYPE_CHECKING:
+    from engine.gguf_file import GgufFile  # brings numpy and its threads
 
 _PROCESS_BYTES = 700 << 20  # a worker's own memory without model and cache: Python, torch and Ray
 _RESERVE_BYTES = 512 << 20  # for Ray's daemons and the gateway
@@ -23,6 +26,8 @@ class WorkerPlan:
     engine: EngineConfig
     cpus: tuple[int, ...]  # the processors that it runs on
     booked_cpus: float  # what Ray books; cores may be shared, so it books a share
+    place: str  # the domain of the placement
+    memory_bytes: int  # promised to it: weights, KV pool and the process itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ def this_machine() -> Topology:
     return probe(frozenset(os.sched_getaffinity(0)))
 
 
-def plan_workers(config: DockyardConfig, file: GgufFile, topology: Topology) -> Plan:
+def plan_workers(config: DockyardConfig, file: "GgufFile", topology: Topology) -> Plan:
     """Place the workers. Raises ResourceShortage with what is needed and what there is."""
     roles: tuple[Role, ...] = ("prefill", "decode") if config.workers.disaggregated else ("both",)
     cores = sum(len(domain.cores) for _, domain, _ in topology.domains())
@@ -68,7 +73,7 @@ def _worker(config: DockyardConfig, role: Role, placement: WorkerPlacement) -> W
         max_sequences=workers.max_sequences,
         token_budget=workers.token_budget,
     )
-    return WorkerPlan(role, engine, choice.cpus, 0.5)
+    return WorkerPlan(role, engine, choice.cpus, 0.5, choice.place, choice.memory_bytes)
 
 
 def _absolute(model: str) -> str:

@@ -3,11 +3,9 @@
 import asyncio
 import math
 import os
-import signal
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -15,7 +13,7 @@ import uvicorn
 from actors.token_client import TokenClient
 from cluster.config import DockyardConfig
 from cluster.deployment import Deployment, deployed
-from cluster.lifeline import Stopped
+from cluster.lifeline import signals_heard
 from cluster.state import DeploymentRecord, StateFolder, started_at
 from gateway.app import create_app
 from gateway.service import ChatService
@@ -29,18 +27,25 @@ class WorkerLost(DockyardError):
 Ready = Callable[[str, Deployment], None]
 
 
-def serve(config: DockyardConfig, on_ready: Ready) -> None:
+def serve(config: DockyardConfig, on_ready: Ready, say: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, which let running requests end within `gateway.drain_s`.
 
-    Blocks. Everything that was started has ended when it returns or raises. Raises Stopped on a signal,
-    ResourceShortage where the port is taken, and what `deployed` raises.
+    Blocks; `say` is told each stage of the start. For a block of `signals_held`. Everything that was started
+    has ended when it returns or raises. Raises Stopped on a signal, ResourceShortage where the port is taken,
+    and what `deployed` raises.
     """
     state = StateFolder(config.state_dir)
-    with _signals_raise(), _listening(config) as listener, deployed(config, state) as deployment:
+    with _listening(config) as listener, deployed(config, state, say) as deployment:
         host, port = listener.getsockname()[:2]
         url = f"http://{host}:{port}"
-        _record_ready(state, deployment, url)
-        asyncio.run(_gateway(config, deployment, listener, lambda: on_ready(url, deployment)))
+
+        def ready() -> None:
+            _record_ready(state, deployment, url)
+            say(f"the gateway listens at {url}")
+            on_ready(url, deployment)
+
+        with signals_heard():  # while the gateway runs, uvicorn drains first
+            asyncio.run(_gateway(config, deployment, listener, ready))
 
 
 async def _gateway(
@@ -105,22 +110,6 @@ def _listening(config: DockyardConfig) -> Generator[socket.socket]:
             ) from error
         listener.listen(128)
         yield listener
-
-
-@contextmanager
-def _signals_raise() -> Generator[None]:
-    """SIGTERM and SIGINT become `Stopped` here; while the gateway runs, uvicorn drains first."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, stop) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _record_ready(state: StateFolder, deployment: Deployment, url: str) -> None:

@@ -4,6 +4,7 @@ A deployment writes its record before it starts anything, and every process that
 the environment. So whatever a crash leaves behind can be found, and nothing else is ever touched.
 """
 
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -111,12 +112,7 @@ def end_deployment(state: StateFolder, record: DeploymentRecord, drain_s: float)
         _signal(server, signal.SIGTERM)
         # It drains, then ends its workers and Ray, and only then itself: killed early, it would leave both.
         end_processes(_wait([server], drain_s + _TEARDOWN_S))
-    for _ in range(_ROUNDS):
-        leftovers = list(marked_processes(record.id, record.scratch))
-        if not leftovers:
-            break
-        ended += [f"process {process.pid} ({_name(process)}) of {record.id}" for process in leftovers]
-        end_processes(leftovers)
+    ended += end_marked(record.id, record.scratch)
     if Path(record.scratch).exists():
         shutil.rmtree(record.scratch, ignore_errors=True)
         if server is None:
@@ -125,20 +121,46 @@ def end_deployment(state: StateFolder, record: DeploymentRecord, drain_s: float)
     return ended
 
 
-def marked_processes(deployment_id: str, scratch: str = "") -> Iterator[psutil.Process]:
-    """Processes that carry the deployment's id in their environment, or stand in its scratch folder.
+def end_marked(deployment_id: str, scratch: str) -> list[str]:
+    """End the deployment's processes but for this one; a line for each. Blocks for some seconds a round."""
+    ended: list[str] = []
+    for _ in range(_ROUNDS):
+        leftovers = [p for p in marked_processes(deployment_id, scratch) if p.pid != os.getpid()]
+        if not leftovers:
+            break
+        ended += [f"process {process.pid} ({_name(process)}) of {deployment_id}" for process in leftovers]
+        end_processes(leftovers)
+    return ended
 
-    Ray writes its processes' titles over their environment, so that the folder is all that tells them.
+
+def remains(state: StateFolder, record: DeploymentRecord) -> list[str]:
+    """What is still there of a deployment that has ended: a line for each thing, none if all is well."""
+    left = [f"process {p.pid} ({_name(p)})" for p in marked_processes(record.id, record.scratch)]
+    if is_alive(record):
+        left.append(f"server {record.pid}")
+    if Path(record.scratch).exists():
+        left.append(f"folder {record.scratch}")
+    return left + [f"record {known.id}" for known in state.records() if known.id == record.id]
+
+
+def marked_processes(deployment_id: str, scratch: str) -> Iterator[psutil.Process]:
+    """Processes with the deployment's id in their environment, and Ray's in its scratch folder.
+
+    Ray writes the titles of its Python processes over their environment, so that title and folder are all
+    that tells them. The folder alone tells nothing: a person may read a log there.
     """
     for process in psutil.process_iter():
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            inside = bool(scratch) and process.cwd().startswith(scratch)
-            if inside or process.environ().get(MARK) == deployment_id:
+            if _is_rays(process, Path(scratch)) or process.environ().get(MARK) == deployment_id:
                 yield process
         except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             continue
+
+
+def _is_rays(process: psutil.Process, folder: Path) -> bool:
+    return "".join(process.cmdline()[:1]).startswith("ray::") and Path(process.cwd()).is_relative_to(folder)
 
 
 def end_processes(processes: list[psutil.Process]) -> None:

@@ -1,8 +1,10 @@
 """What a running deployment says of itself."""
 
+from collections import Counter
 from typing import Any
 
 import httpx
+import psutil
 
 from cluster.config import DockyardConfig
 from cluster.state import DeploymentRecord, StateFolder, is_alive
@@ -35,10 +37,44 @@ def running_url(config: DockyardConfig) -> str | None:
 def required_url(config: DockyardConfig, url: str | None) -> str:
     """The given endpoint's root, else the running deployment's. Raises InvalidInput where there is none."""
     found = url or running_url(config)
-    if found is None and any(is_alive(record) for record in StateFolder(config.state_dir).records()):
-        raise InvalidInput("the deployment is still loading its model", hint="try again in a moment")
     if found is None:
-        raise InvalidInput(
-            f"no deployment of {config.model} is running", hint="start one with: dockyard up, or give --url"
-        )
+        raise _nothing_serves(config)
     return found.rstrip("/").removesuffix("/v1")
+
+
+def _nothing_serves(config: DockyardConfig) -> InvalidInput:
+    """Why no deployment answers for the model, and what to do."""
+    alive = [record for record in StateFolder(config.state_dir).records() if is_alive(record)]
+    if any(record.model == config.model and not record.ready for record in alive):
+        return InvalidInput(
+            f"the deployment of {config.model} is still loading its model", hint="try again in a moment"
+        )
+    served = ", ".join(sorted({record.model for record in alive if record.ready}))
+    start = f"start one with: dockyard up {config.model}, or give --url"
+    return InvalidInput(
+        f"no deployment of {config.model} is running" + (f", only of {served}" if served else ""),
+        hint=f"ask for that with --model, {start}" if served else start,
+    )
+
+
+def outstanding_bytes(config: DockyardConfig) -> dict[str, int]:
+    """Memory by place that the running workers were promised and have not taken yet.
+
+    A KV pool is taken when it is first used, so that the machine's free memory alone says too much. Blocks
+    for a request a deployment.
+    """
+    outstanding: Counter[str] = Counter()
+    for record in StateFolder(config.state_dir).records():
+        if is_alive(record):
+            for worker in live_status(record)["workers"]:
+                outstanding[worker["place"]] += max(0, worker["promised_bytes"] - _own_bytes(worker["pid"]))
+    return dict(outstanding)
+
+
+def _own_bytes(pid: int) -> int:
+    """What the process holds for itself alone; pages of a mapped file can be had back."""
+    try:
+        memory = psutil.Process(pid).memory_info()
+    except psutil.NoSuchProcess:
+        return 0
+    return memory.rss - memory.shared

@@ -17,7 +17,9 @@ import openai
 import psutil
 import pytest
 
+from cluster.config import load_config
 from cluster.state import DeploymentRecord, StateFolder, marked_processes
+from cluster.status import outstanding_bytes
 from engine import Engine, EngineConfig, SamplingParams
 from engine.chat.template import ChatTemplate
 
@@ -42,10 +44,14 @@ class Server:
         return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
 
     def left_behind(self) -> list[str]:
-        """Processes with the deployment's mark, its scratch folder, its record."""
-        processes = [f"process {p.pid}" for p in marked_processes(self.record.id)]
-        paths = [Path(self.record.scratch), *StateFolder(self.home).deployments.glob("*.json")]
-        return processes + [str(path) for path in paths if path.exists()]
+        """Processes of the deployment, Ray's daemons among them, its scratch folder, its record."""
+        return left_behind(self.home, self.record)
+
+
+def left_behind(home: Path, record: DeploymentRecord) -> list[str]:
+    processes = [f"process {p.pid} {p.name()}" for p in marked_processes(record.id, record.scratch)]
+    paths = [Path(record.scratch), *StateFolder(home).deployments.glob("*.json")]
+    return processes + [str(path) for path in paths if path.exists()]
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -138,6 +144,27 @@ def test_a_prompt_over_the_positions_is_refused_by_their_number(server: Server) 
     assert refused.value.param == "messages"
 
 
+def test_the_servers_stages_are_told_and_are_no_result(server: Server) -> None:
+    stages = (server.home / "serve.log").read_text().splitlines()
+    for said in ("Ray is up", "the prefill worker", "the decode worker", "the gateway listens"):
+        assert any(line.startswith(f"· {said}") for line in stages)
+
+
+def test_memory_that_the_workers_have_not_taken_yet_is_known(server: Server) -> None:
+    config = load_config(state_dir=str(server.home))
+    status = httpx.get(f"{server.ready['url']}/dockyard/status", timeout=30).json()
+    promised = sum(worker["promised_bytes"] for worker in status["workers"])
+    assert 0 < sum(outstanding_bytes(config).values()) < promised
+
+
+def test_every_process_of_the_deployment_is_found(server: Server) -> None:
+    """By title where Ray wrote it over the environment, and by mark."""
+    session = psutil.Process(server.process.pid).children(recursive=True)
+    found = {p.pid for p in marked_processes(server.record.id, server.record.scratch)}
+    assert {p.pid for p in session} <= found
+    assert any(p.cmdline()[0].startswith("ray::DashboardAgent") for p in session)
+
+
 def test_a_port_in_use_is_one_line_and_exit_code_4(home: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -174,6 +201,46 @@ def test_sigterm_lets_a_running_stream_end_and_leaves_nothing(server: Server) ->
     assert any(chunk.choices and chunk.choices[0].finish_reason for chunk in rest)
     assert server.process.wait(START_S) == 0
     assert server.left_behind() == []
+
+
+@pytest.mark.parametrize("moment", ["loading", "gcs_server", "ray::DashboardAgent", "Ray is up"])
+def test_sigterm_while_it_starts_leaves_nothing(
+    moment: str, tmp_path: Path, home: Path, server: Server, smollm2_file: Path
+) -> None:
+    """`moment`: what the server says, or the process that it has started."""
+    command = [sys.executable, "-m", "cli.main", "serve", "smollm2", "--port", "0", "--monolithic"]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(
+        [*command, "--config", str(home / "small.yaml")], env=environment(tmp_path), stderr=log, stdout=log,
+        start_new_session=True,
+    ) as starting:  # fmt: skip
+        record = None
+        while not (moment in (tmp_path / "log").read_text() or _has_started(starting.pid, moment)):
+            record = next(iter(StateFolder(tmp_path).records()), record)
+            assert starting.poll() is None, (tmp_path / "log").read_text()
+        record = next(iter(StateFolder(tmp_path).records()), record)
+        starting.terminate()
+        code = starting.wait(START_S)
+    assert code == 0, (tmp_path / "log").read_text()
+    assert record is None or left_behind(tmp_path, record) == []
+    assert StateFolder(tmp_path).records() == []
+
+
+def _has_started(pid: int, name: str) -> bool:
+    try:
+        return any(name in child.cmdline()[0] for child in psutil.Process(pid).children(recursive=True))
+    except (psutil.NoSuchProcess, IndexError):
+        return False
+
+
+def test_a_worker_that_is_late_is_named(home: Path, server: Server, smollm2_file: Path) -> None:
+    config = home / "late.yaml"
+    config.write_text((home / "small.yaml").read_text().replace("ray: {", "ray: {start_timeout_s: 0.01, "))
+    done = dockyard(home, "up", "--monolithic", "--port", "0", "--config", str(config), "--json")
+    assert done.returncode == 1
+    assert "· Ray is up" in done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert error["message"] == "the both worker did not load its model within 0.01 s"
+    assert "ray.start_timeout_s" in error["hint"]
 
 
 def test_down_ends_what_a_killed_server_left_and_is_silent_the_second_time(

@@ -1,6 +1,7 @@
 """Records of deployments, and the ending of what a crash left: found by its mark, nothing else touched."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from cluster.state import (
     end_processes,
     is_alive,
     marked_processes,
+    remains,
     started_at,
 )
 
@@ -43,6 +45,15 @@ class Children:
         self._all.append(child)
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
+        return child
+
+    def titled(self, title: str, folder: Path) -> "subprocess.Popen[str]":
+        """A process without a mark that stands in the folder, under another title, as Ray's are."""
+        sleep = shutil.which("sleep")
+        child = subprocess.Popen(
+            [title, "600"], executable=sleep, cwd=folder, stdout=subprocess.PIPE, text=True
+        )
+        self._all.append(child)
         return child
 
     def end(self) -> None:
@@ -95,10 +106,38 @@ def test_a_pid_that_was_used_again_is_not_the_server(tmp_path: Path) -> None:
 
 def test_marks_find_the_deployments_own_processes_alone(children: Children) -> None:
     own, other, plain = children.start("dy-own"), children.start("dy-other"), children.start(None)
-    assert [process.pid for process in marked_processes("dy-own")] == [own.pid]
-    end_processes(list(marked_processes("dy-own")))
+    assert [process.pid for process in marked_processes("dy-own", "/no/such")] == [own.pid]
+    end_processes(list(marked_processes("dy-own", "/no/such")))
     assert is_gone(own)
     assert other.poll() is plain.poll() is None
+
+
+def test_in_the_scratch_folder_rays_processes_alone_are_the_deployments(
+    children: Children, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "dockyard-1"
+    for folder in (scratch / "ray", tmp_path / "dockyard-12"):
+        folder.mkdir(parents=True)
+    agent = children.titled("ray::DashboardAgent", scratch)
+    children.titled("ray::DashboardAgent", tmp_path / "dockyard-12")  # another's, whose name begins alike
+    shell, reader = children.titled("bash", scratch / "ray"), children.titled(f"tail {scratch}", scratch)
+    assert [process.pid for process in marked_processes("dy-own", str(scratch))] == [agent.pid]
+    end_deployment(StateFolder(tmp_path / "state"), record(2**22 + 1, scratch, started=1.0), drain_s=1.0)
+    assert is_gone(agent)
+    assert shell.poll() is reader.poll() is None
+
+
+def test_what_remains_of_a_deployment_is_listed(
+    state: StateFolder, tmp_path: Path, children: Children
+) -> None:
+    gone = record(2**22 + 1, tmp_path / "scratch", started=1.0)
+    assert remains(state, gone) == []
+    worker = children.start("dy-test")
+    (tmp_path / "scratch").mkdir()
+    state.write(gone)
+    (process, *rest) = remains(state, gone)
+    assert process.startswith(f"process {worker.pid} ")
+    assert rest == [f"folder {tmp_path / 'scratch'}", "record dy-test"]
 
 
 def test_a_process_that_ignores_sigterm_is_killed(
