@@ -112,7 +112,7 @@ def _sizes(found: "ModelInfo") -> Table:
         "cache": f"{found.caches.bytes_per_token:,.2f} bytes a token",
         "window": f"{found.caches.window_bytes / 1e6:.2f} MB a sequence",
         "positions": f"{found.max_positions:,} at most",
-        "weights": f"{found.num_files} files, checked" if found.num_files else "none here",
+        "weights": _files(found.num_files),
     }
     if handoff := found.caches.handoff:
         bounded = handoff.window_bytes + handoff.stream_bytes
@@ -155,6 +155,10 @@ def _source(layer: "LayerInfo", source: int) -> str:
     if source < 0:
         return "-"
     return "itself" if source == layer.layer else str(source)
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'s' if count > 1 else ''}, checked" if count else "none here"
 
 
 def _large(count: int) -> str:
