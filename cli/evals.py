@@ -7,7 +7,7 @@ import typer
 
 from cli.console import JsonFlag, UrlOption, show, step
 from cli.endpoint import model_endpoint
-from cli.wiring import Workbench
+from cli.wiring import Workbench, require_toolkit
 from cluster.config import load_config
 from evals.humaneval import Progress, run_humaneval
 from evals.humaneval_config import HumanEvalConfig
@@ -39,23 +39,37 @@ def humaneval(
         str | None, typer.Option(help="Go on with this run id; only what is missing is run.")
     ] = None,
     as_json: JsonFlag = False,
-) -> None:
+) -> int:
     """HumanEval: generate programs, grade each in a sandbox of its own, count.
 
     Example: dockyard eval run humaneval --attempts 5 --limit 20
     """
     settings = load_config(model=model)
-    bench = Workbench.open(settings)
-    with model_endpoint(settings, url) as endpoint, Store(bench.state.store) as store:
+    require_toolkit(settings)
+    with model_endpoint(settings, url) as endpoint:
+        bench = Workbench.open(settings)
         config = HumanEvalConfig(
             base_url=endpoint, model=model, attempts=attempts, limit=limit, temperature=temperature,
             max_tokens=max_tokens, seed=seed, grading_concurrency=settings.sandbox.parallel,
             generation_concurrency=settings.workers.max_sequences,
         )  # fmt: skip
-        result = asyncio.run(
-            run_humaneval(config, store, bench.grader(), run_id=resume, on_progress=show_progress)
-        )
+        with Store(bench.state.store) as store:
+            result = asyncio.run(
+                run_humaneval(config, store, bench.grader(), run_id=resume, on_progress=show_progress)
+            )
     show(result.model_dump(mode="json"), as_json, lambda: humaneval_text(result))
+    return exit_code(result)
+
+
+def exit_code(result: HumanEvalResult) -> int:
+    """1, with a sentence, where no attempt could be scored: such a run says nothing of the model."""
+    if result.of_scored.attempts:
+        return 0
+    step(
+        f"no attempt could be scored, so the rates say nothing of {result.model}; "
+        f"try again with: --resume {result.run_id}"
+    )
+    return 1
 
 
 def show_progress(progress: Progress) -> None:

@@ -11,6 +11,7 @@ from cluster.plan import this_machine
 from evals.grading import Execute, Execution
 from placement.placer import Placer, placer_of
 from placement.sandboxes import sandbox_bins
+from placement.workers import WorkerPlacement
 from protocol.ids import new_id
 from protocol.resources import Resources
 from teams.workspace import AgentSandbox, CommandResult, SandboxFactory, Tree
@@ -23,9 +24,16 @@ _MAX_REASONS = 100  # kept for the report
 class SandboxPlaces:
     """The bins of this machine as one command sees them. For one event loop; calls do not block."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, outstanding_bytes: Mapping[str, int]) -> None:
+        """`outstanding_bytes`: by place, what the model's workers may still take of the free memory."""
         disk = int(psutil.disk_usage(str(state_dir)).free * _DISK_SHARE)
-        bins = sandbox_bins(this_machine(), disk_bytes=disk, pids=_PIDS)
+        topology = this_machine()
+        left = {
+            place: domain.free_bytes - outstanding_bytes.get(place, 0)
+            for _, domain, place in topology.domains()
+        }
+        workers = WorkerPlacement((), left, {})
+        bins = sandbox_bins(topology, disk_bytes=disk, pids=_PIDS, workers=workers)
         self._placer: Placer = placer_of(bins, random.Random(0))
         self.reasons: list[str] = []
         self.num_placed = 0

@@ -11,7 +11,7 @@ import typer
 
 from cli.console import JsonFlag, UrlOption, show, step
 from cli.endpoint import model_endpoint
-from cli.wiring import ModelAt, Workbench
+from cli.wiring import ModelAt, Workbench, require_toolkit
 from cluster.config import DockyardConfig, load_config
 from evals import team_bugs, team_humaneval
 from evals.bugs import load_recipe, recipe_names
@@ -73,8 +73,9 @@ def run(
     settings = load_config()
     if model is None and not task.startswith("HumanEval/"):
         _require_recording(task)
-    bench = Workbench.open(settings)
+    require_toolkit(settings)
     with _where(settings, model, model_name, api_key, url) as at:
+        bench = Workbench.open(settings)
         if task.startswith("HumanEval/"):
             work = run_samplers(bench, task, at, samples)
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 from cli.placing import PlacedBoxes, SandboxPlaces, placed_execute
 from cluster.config import DockyardConfig, SandboxConfig
 from cluster.state import StateFolder
+from cluster.status import outstanding_bytes
 from evals.grading import Execute
 from evals.humaneval_config import SandboxSettings
 from evals.sandboxes import fresh_sandbox
@@ -51,17 +52,16 @@ class Workbench:
     def open(cls, config: DockyardConfig) -> "Workbench":
         """A fresh run folder that holds the resolved configuration. Removes what crashed runs left.
 
+        Sandboxes get the memory that is free now and promised to no worker: open it once the server runs.
         Raises MissingCapability where set-up has not been run.
         """
-        state = StateFolder(config.state_dir)
-        if not state.toolkit.exists():
-            raise MissingCapability(f"no sandbox toolkit at {state.toolkit}", hint="run: make setup")
+        state = require_toolkit(config)
         sweep(state.sandboxes)
         run_id = new_id("run")
         folder = state.runs / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{run_id}"
         folder.mkdir()
         (folder / "config.yaml").write_text(config.resolved_yaml())
-        return cls(config, state, run_id, folder, SandboxPlaces(state.root))
+        return cls(config, state, run_id, folder, SandboxPlaces(state.root, outstanding_bytes(config)))
 
     def grader(self) -> Execute:
         """Runs a program in a sandbox of its own."""
@@ -108,6 +108,14 @@ class Workbench:
     def options(self, name: str, progress: Callable[[str], None]) -> RunOptions:
         """Options of a team run whose events are kept in the run's folder."""
         return RunOptions(events_path=self.folder / f"events-{name}.jsonl", progress=progress)
+
+
+def require_toolkit(config: DockyardConfig) -> StateFolder:
+    """The state folder. Raises MissingCapability where set-up has not been run, before anything starts."""
+    state = StateFolder(config.state_dir)
+    if not state.toolkit.exists():
+        raise MissingCapability(f"no sandbox toolkit at {state.toolkit}", hint="run: make setup")
+    return state
 
 
 def report_of(outcome: TeamOutcome) -> TeamReport:
