@@ -6,18 +6,22 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 
 from cli.console import JsonFlag, output, print_json, progress, step
 from cli.demo_job import DemoResult, demo_json, demo_report, run_job
 from cli.endpoint import own_server
 from cli.evals import show_progress
-from cli.wiring import ModelAt, Workbench
+from cli.wiring import ModelAt, Workbench, require_toolkit
+from cluster.background import RunningServer
 from cluster.config import load_config
+from cluster.state import StateFolder, remains
 from protocol.errors import DockyardError
 from sandbox.audit import check_integrity
 from teams.report.html import render_html
 from teams.report.text import render_text
+from teams.report.wording import visible
 
 
 class LeftBehind(DockyardError):
@@ -41,22 +45,23 @@ def demo(
     Example: dockyard demo --json
     """
     started = time.monotonic()
-    bench = Workbench.open(load_config(config))
+    settings = load_config(config)
+    state = require_toolkit(settings)
     foreign = ModelAt(model, model_name, api_key) if model else None
-    step(f"starting {bench.config.model}: Ray, a prefill actor, a decode actor, the gateway")
-    with own_server(bench.config) as server:
+    step(f"starting {settings.model}: Ray, a prefill actor, a decode actor, the gateway")
+    with own_server(settings) as server:
+        bench = Workbench.open(settings)
         listed = ", ".join(f"{w['role']} pid {w['pid']}" for w in server.workers)
         step(f"serving at {server.url} ({listed}) after {time.monotonic() - started:.0f} s")
         result = asyncio.run(run_job(bench, f"{server.url}/v1", foreign, _part, show_progress))
-        workers = list(server.workers)
-    _require_clean(bench)
-    value = _write(bench, result, workers, foreign, time.monotonic() - started)
-    if as_json:
-        print_json(value)
-    else:
+    value = _write(bench, result, list(server.workers), foreign, time.monotonic() - started)
+    if not as_json:
         output.print(
             f"JSON report: {value['report_json']}\nHTML report: {value['report_html']}", markup=False
         )
+    require_clean(state, server)
+    if as_json:
+        print_json(value)
 
 
 def _part(text: str) -> None:
@@ -71,7 +76,7 @@ def _write(
     seconds: float,
 ) -> dict[str, Any]:
     report = demo_report(bench, result, workers, foreign)
-    output.print(f"The model said:\n{result.greeting}\n", markup=False)
+    output.print(f"The model said:\n{visible(result.greeting)}\n", markup=False)
     output.print(render_text(report), markup=False)
     html, plain = bench.folder / "report.html", bench.folder / "report.json"
     html.write_text(render_html(report))
@@ -86,9 +91,12 @@ def _write(
     return value
 
 
-def _require_clean(bench: Workbench) -> None:
-    audit = check_integrity(bench.state.sandboxes)
-    if not audit.is_clean:
-        left = ", ".join(f"{item.kind} {item.name}" for item in audit.leftovers[:5])
-        raise LeftBehind(f"the demo left something behind: {left}", hint="dockyard down removes it")
+def require_clean(state: StateFolder, server: RunningServer) -> None:
+    """Say that all has ended, once that has been looked at. Raises LeftBehind with what has not."""
+    left = remains(state, server.record)
+    left += [f"worker {w['pid']}" for w in server.workers if psutil.pid_exists(w["pid"])]
+    left += [f"{item.kind} {item.name}" for item in check_integrity(state.sandboxes).leftovers]
+    if left:
+        listed = ", ".join(left[:5])
+        raise LeftBehind(f"the demo left something behind: {listed}", hint="dockyard down removes it")
     step("the server, its workers and every sandbox have ended; nothing is left")
