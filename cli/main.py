@@ -6,8 +6,10 @@ Exit codes: 0 done, 1 it failed, 2 bad input, 3 a tool or feature is missing, 4 
 
 import signal
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from cli import chat, demo, doctor, evals, models, sandboxes, serve, teams
 from cli.console import fail, print_json_error, progress
@@ -17,10 +19,26 @@ from protocol.errors import DockyardError
 # Typer carries its own copy of click and does not export the root of its usage errors.
 _UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
-_INTERRUPTED = 128 + signal.SIGINT
+
+class _Interrupted(BaseException):
+    """Ctrl-C, which typer would turn into a command's result of 130."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise _Interrupted from error
+
+
+class SystemFailed(DockyardError):
+    """The operating system refused what a command asked of it."""
+
 
 app = typer.Typer(
     name="dockyard",
+    cls=_Commands,
     help="Where teams of coding agents work: serves the model, runs the sandboxes, keeps the clock.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -57,12 +75,15 @@ def run(arguments: list[str]) -> int:
         if _wants_json(arguments):
             print_json_error("UsageError", _message(error), "add --help to see what there is")
         return 2
+    except OSError as error:
+        refused = _refusal(error)
+        fail(refused, _wants_json(arguments))
+        return refused.exit_code
     except Stopped as stopped:
         return 128 + stopped.number
-    except (KeyboardInterrupt, typer.Abort):
-        result = _INTERRUPTED  # which is also what typer makes of Ctrl-C in most places
-    if result == _INTERRUPTED:
+    except (_Interrupted, KeyboardInterrupt, typer.Abort):
         progress.print("interrupted; everything it started has ended")
+        return 128 + signal.SIGINT
     return result if isinstance(result, int) else 0
 
 
@@ -70,6 +91,14 @@ def _wants_json(arguments: list[str]) -> bool:
     """What follows `--` is a sandbox's command, with flags of its own."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in ours
+
+
+def _refusal(error: OSError) -> SystemFailed:
+    """What the system said, and of which path where it was one."""
+    said = error.strerror or str(error) or type(error).__name__
+    if error.filename is None:
+        return SystemFailed(f"{type(error).__name__}: {said}")
+    return SystemFailed(f"{error.filename}: {said}", hint="is the path right, and may you use it?")
 
 
 def _message(error: Exception) -> str:

@@ -1,7 +1,10 @@
 """Bad input on the command line: a line that names the thing and the way out, and an exit code for it."""
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,6 +115,42 @@ def test_machines_get_every_error_as_one_object(
     said = json.loads(capsys.readouterr().out)["error"]
     assert said["message"]
     assert said["hint"]
+
+
+def test_machines_get_what_the_system_refuses_as_one_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DOCKYARD_HOME", str(tmp_path / "file"))
+    assert run(["down", "--json"]) == 1
+    captured = capsys.readouterr()
+    error = json.loads(captured.out)["error"]
+    assert error["message"] == f"{tmp_path}/file/deployments: Not a directory"
+    assert "Traceback" not in captured.err
+
+
+def test_ctrl_c_is_told_and_is_130(state: Path) -> None:
+    command = [sys.executable, "-m", "cli.main", "chat", "--url", "http://127.0.0.1:1"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as chat:
+        assert chat.stdout is not None
+        assert chat.stdout.read(2) == "> "
+        chat.send_signal(signal.SIGINT)
+        _, told = chat.communicate()
+    assert "interrupted" in told
+    assert chat.returncode == 130
+
+
+def test_an_evaluation_that_scored_nothing_has_failed(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (state / "toolkit").mkdir(parents=True)
+    arguments = ["eval", "run", "humaneval", "--limit", "1", "--url", "http://127.0.0.1:1", "--json"]
+    assert run(arguments) == 1
+    captured = capsys.readouterr()
+    assert "no attempt could be scored" in " ".join(captured.err.split())
+    assert json.loads(captured.out)["of_scored"]["attempts"] == 0
 
 
 def test_a_flag_of_a_sandboxs_command_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
