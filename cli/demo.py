@@ -6,19 +6,20 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
 
 from cli.console import JsonFlag, output, print_json, progress, step
 from cli.demo_job import DemoResult, demo_json, demo_report, run_job
 from cli.endpoint import own_server
 from cli.evals import show_progress
+from cli.teams import AGENT_LIMITS, HistoryOption, MaxTokensOption
 from cli.wiring import ModelAt, Workbench, require_toolkit
 from cluster.background import RunningServer
 from cluster.config import load_config
-from cluster.state import StateFolder, remains
+from cluster.state import StateFolder, is_running, remains
 from protocol.errors import DockyardError
 from sandbox.audit import check_integrity
+from teams.agent import AgentLimits
 from teams.report.html import render_html
 from teams.report.text import render_text
 from teams.report.wording import visible
@@ -38,6 +39,8 @@ def demo(
     ] = None,
     model_name: Annotated[str, typer.Option(help="The model's name at --model.")] = "default",
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key for --model.")] = None,
+    max_tokens: MaxTokensOption = AGENT_LIMITS.max_tokens,
+    history_chars: HistoryOption = AGENT_LIMITS.history_chars,
     as_json: JsonFlag = False,
 ) -> None:
     """Run everything once: a served model, an evaluation, a live team, teams on real bugs; then a report.
@@ -48,12 +51,13 @@ def demo(
     settings = load_config(config)
     state = require_toolkit(settings)
     foreign = ModelAt(model, model_name, api_key) if model else None
+    agents = AgentLimits(max_tokens=max_tokens, history_chars=history_chars)
     step(f"starting {settings.model}: Ray, a prefill actor, a decode actor, the gateway")
     with own_server(settings) as server:
         bench = Workbench.open(settings)
         listed = ", ".join(f"{w['role']} pid {w['pid']}" for w in server.workers)
         step(f"serving at {server.url} ({listed}) after {time.monotonic() - started:.0f} s")
-        result = asyncio.run(run_job(bench, f"{server.url}/v1", foreign, _part, show_progress))
+        result = asyncio.run(run_job(bench, f"{server.url}/v1", foreign, _part, show_progress, agents))
     value = _write(bench, result, list(server.workers), foreign, time.monotonic() - started)
     if not as_json:
         output.print(
@@ -94,7 +98,7 @@ def _write(
 def require_clean(state: StateFolder, server: RunningServer) -> None:
     """Say that all has ended, once that has been looked at. Raises LeftBehind with what has not."""
     left = remains(state, server.record)
-    left += [f"worker {w['pid']}" for w in server.workers if psutil.pid_exists(w["pid"])]
+    left += [f"worker {w['pid']}" for w in server.workers if is_running(w["pid"])]
     left += [f"{item.kind} {item.name}" for item in check_integrity(state.sandboxes).leftovers]
     if left:
         listed = ", ".join(left[:5])

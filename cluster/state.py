@@ -96,6 +96,14 @@ def is_alive(record: DeploymentRecord) -> bool:
     return _same(record.pid, record.started_at) is not None
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is such a process that has not ended; one whose parent does not reap it has."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def started_at(pid: int) -> float:
     return psutil.Process(pid).create_time()
 

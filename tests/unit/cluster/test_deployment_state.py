@@ -17,6 +17,7 @@ from cluster.state import (
     end_deployment,
     end_processes,
     is_alive,
+    is_running,
     marked_processes,
     remains,
     started_at,
@@ -138,6 +139,16 @@ def test_what_remains_of_a_deployment_is_listed(
     (process, *rest) = remains(state, gone)
     assert process.startswith(f"process {worker.pid} ")
     assert rest == [f"folder {tmp_path / 'scratch'}", "record dy-test"]
+
+
+def test_a_process_that_nobody_has_reaped_has_ended(children: Children) -> None:
+    child = children.start(None)
+    assert is_running(child.pid)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not is_running(child.pid)
+    child.wait(10)
+    assert not is_running(child.pid)
 
 
 def test_a_process_that_ignores_sigterm_is_killed(
