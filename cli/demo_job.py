@@ -17,6 +17,7 @@ from evals.humaneval_config import HumanEvalConfig
 from evals.humaneval_result import HumanEvalResult
 from evals.problems import load_problems
 from evals.store import Store
+from teams.agent import AgentLimits
 from teams.report.model import HumanEvalReport, RunReport, TeamReport, WorkerRow
 
 # A fixed subset; among them some that this model solves now and then, so that the score is not always 0.
@@ -40,8 +41,9 @@ async def run_job(
     foreign: ModelAt | None,
     say: Callable[[str], None],
     on_attempt: Callable[[Progress], None],
+    agents: AgentLimits,
 ) -> DemoResult:
-    """Parts A to D in order. Cancelled, it leaves nothing behind."""
+    """Parts A to D in order; `agents` are those of `foreign`. Cancelled, it leaves nothing behind."""
     here = ModelAt(endpoint, bench.config.model)
     say("A: a streamed chat completion through the openai SDK")
     greeting = await _greet(bench.config.model, endpoint)
@@ -56,7 +58,8 @@ async def run_job(
             f"D: a team of three on the bug in {name}, "
             + ("live" if foreign else "a replay on the live stack")
         )
-        bugs.append(await run_live(bench, name, foreign) if foreign else await run_replay(bench, name, here))
+        live_run = run_live(bench, name, foreign, agents) if foreign else run_replay(bench, name, here)
+        bugs.append(await live_run)
     return DemoResult(greeting, evaluated, live, tuple(bugs))
 
 

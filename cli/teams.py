@@ -11,15 +11,27 @@ import typer
 
 from cli.console import JsonFlag, UrlOption, show, step
 from cli.endpoint import model_endpoint
-from cli.wiring import ModelAt, Workbench, require_toolkit
+from cli.wiring import ModelAt, Workbench, report_of, require_toolkit
 from cluster.config import DockyardConfig, load_config
 from evals import team_bugs, team_humaneval
 from evals.bugs import load_recipe, recipe_names
 from evals.problems import load_problems
 from protocol.errors import InvalidInput
+from teams.agent import AgentLimits
 from teams.harness.sampler import SamplerLimits
 from teams.report.model import RunReport, TeamReport
 from teams.report.text import render_text
+
+AGENT_LIMITS = AgentLimits()  # made for the small model; an endpoint of a large one takes more
+MaxTokensOption = Annotated[
+    int, typer.Option("--max-tokens", min=1, help="Tokens of one answer of an agent, with --model.")
+]
+HistoryOption = Annotated[
+    int,
+    typer.Option(
+        "--history-chars", min=1_000, help="Characters of an agent's whole conversation, with --model."
+    ),
+]
 
 app = typer.Typer(help="Teams of agents on tasks.", no_args_is_help=True)
 
@@ -60,6 +72,8 @@ def run(
     ] = None,
     model_name: Annotated[str, typer.Option(help="The model's name at --model.")] = "default",
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key for --model.")] = None,
+    max_tokens: MaxTokensOption = AGENT_LIMITS.max_tokens,
+    history_chars: HistoryOption = AGENT_LIMITS.history_chars,
     samples: Annotated[int, typer.Option(min=1, help="Programs a teammate draws, for HumanEval tasks.")] = 4,
     url: UrlOption = None,
     as_json: JsonFlag = False,
@@ -71,6 +85,7 @@ def run(
     Example: dockyard team run h11 --model http://127.0.0.1:9000/v1 --model-name my-model
     """
     settings = load_config()
+    agents = AgentLimits(max_tokens=max_tokens, history_chars=history_chars)
     if model is None and not task.startswith("HumanEval/"):
         _require_recording(task)
     require_toolkit(settings)
@@ -79,7 +94,7 @@ def run(
         if task.startswith("HumanEval/"):
             work = run_samplers(bench, task, at, samples)
         else:
-            work = run_replay(bench, task, at) if model is None else run_live(bench, task, at)
+            work = run_replay(bench, task, at) if model is None else run_live(bench, task, at, agents)
         report = asyncio.run(work)
     show(team_json(report), as_json, lambda: render_text(_single(at.model, report)))
     return 0 if report.solved and not report.diverged else 1
@@ -99,32 +114,40 @@ async def run_replay(bench: Workbench, name: str, at: ModelAt) -> TeamReport:
     task = await team_bugs.open_task(name, bench.state.cache, bench.boxes())
     options = bench.options(name, step)
     models = bench.models(at, options.run_id)
-    outcome = await team_bugs.replay(task, models=models, sandboxes=bench.boxes(), options=options)
-    return bench.finished(outcome, at.model)
+    with bench.record(task.name, at.model, options, replay=True) as record:
+        outcome = await team_bugs.replay(task, models=models, sandboxes=bench.boxes(), options=options)
+        record.keep(outcome)
+    return report_of(outcome)
 
 
-async def run_live(bench: Workbench, name: str, at: ModelAt) -> TeamReport:
+async def run_live(bench: Workbench, name: str, at: ModelAt, agents: AgentLimits) -> TeamReport:
     """The same team, live."""
     task = await team_bugs.open_task(name, bench.state.cache, bench.boxes())
     options = bench.options(Path(name).name, step)
     models = bench.models(at, options.run_id)
-    outcome = await team_bugs.live(task, models=models, sandboxes=bench.boxes(), options=options)
-    return bench.finished(outcome, at.model)
+    with bench.record(task.name, at.model, options, replay=False) as record:
+        outcome = await team_bugs.live(
+            task, models=models, sandboxes=bench.boxes(), agents=agents, options=options
+        )
+        record.keep(outcome)
+    return report_of(outcome)
 
 
 async def run_samplers(bench: Workbench, task_id: str, at: ModelAt, samples: int) -> TeamReport:
     """A lead and three samplers on one HumanEval problem."""
     problem = load_problems(task_ids=(task_id,))[0]
     options = bench.options(task_id.replace("/", "-"), step)
-    outcome = await team_humaneval.run(
-        problem,
-        models=bench.models(at, options.run_id),
-        sandboxes=bench.boxes(),
-        execute=bench.grader(),
-        limits=SamplerLimits(samples=samples),
-        options=options,
-    )
-    return bench.finished(outcome, at.model)
+    with bench.record(task_id, at.model, options, replay=False) as record:
+        outcome = await team_humaneval.run(
+            problem,
+            models=bench.models(at, options.run_id),
+            sandboxes=bench.boxes(),
+            execute=bench.grader(),
+            limits=SamplerLimits(samples=samples),
+            options=options,
+        )
+        record.keep(outcome)
+    return report_of(outcome)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Connects evaluations and teams to this machine's sandboxes and to a model's endpoint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from evals.grading import Execute
 from evals.humaneval_config import SandboxSettings
 from evals.sandboxes import fresh_sandbox
 from evals.store import Store
-from evals.team_record import record_outcome
+from evals.team_record import TeamRecord
 from evals.team_sandboxes import BoxConfig, Boxes
 from protocol.errors import MissingCapability
 from protocol.ids import new_id
@@ -99,11 +100,12 @@ class Workbench:
         """One client an agent."""
         return http_models(at.url, model=at.model, run_id=run_id, api_key=at.api_key)
 
-    def finished(self, outcome: TeamOutcome, model: str) -> TeamReport:
-        """Keep the run of a team of `model` in the store; its report."""
-        with Store(self.state.store) as store:
-            record_outcome(store, outcome, {"model": model})
-        return report_of(outcome)
+    @contextmanager
+    def record(self, task: str, model: str, options: RunOptions, *, replay: bool) -> Generator[TeamRecord]:
+        """Keeps a team's run in the store, from before its start."""
+        config = {"model": model, "replay": replay, "team_run_id": options.run_id}
+        with Store(self.state.store) as store, TeamRecord(store, task, config) as record:
+            yield record
 
     def options(self, name: str, progress: Callable[[str], None]) -> RunOptions:
         """Options of a team run whose events are kept in the run's folder."""

@@ -73,11 +73,3 @@ def _stored(turn: TeamTurn) -> Turn:
         completion_tokens=turn.completion_tokens,
         timings_ms={"turn": (turn.end_ns - turn.start_ns) / 1e6},
     )
-
-
-def record_outcome(store: Store, outcome: TeamOutcome, config: Mapping[str, Any]) -> str:
-    """Writes a run that has ended already and returns its id in the store."""
-    known = {**config, "replay": outcome.replay, "team_run_id": outcome.result.run_id}
-    with TeamRecord(store, outcome.task, known) as record:
-        record.keep(outcome)
-    return record.run_id
