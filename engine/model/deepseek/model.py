@@ -15,6 +15,7 @@ from engine.model.deepseek.cache import DeepseekCache, SequenceCache, bytes_per_
 from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.engram import EngramMemory
 from engine.model.deepseek.hyper_connections import Stream
+from engine.model.deepseek.image_span import ImageRows
 from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.roles import layer_roles
 from engine.model.deepseek.rope import RotaryTables
@@ -31,6 +32,8 @@ class DeepseekModel(TextModel):
 
     Tensors of drafts and vision stay in the source: its owner takes them and ends the taking.
     """
+
+    has_encoder = True
 
     def __init__(
         self,
@@ -75,17 +78,19 @@ class DeepseekModel(TextModel):
         sequences: Sequence[SequenceRows],
         cache: SequenceCache,
         observer: Observer | None = None,
+        images: ImageRows | None = None,
     ) -> Tensor:
         """Run the rows of several sequences through all layers; hidden states [T, C], collapsed.
 
-        token_ids int64 [T], sequence after sequence, each of another slot. Rows that decoder layers do not
-        see (`SequenceRows.decoder_from`) come out as zeros. A row's bits depend on its sequence alone.
+        token_ids int64 [T], sequence after sequence, each of another slot; rows of `images` carry the image
+        token. Rows that decoder layers do not see (`SequenceRows.decoder_from`) come out as zeros. A row's
+        bits depend on its sequence alone.
         """
         self._check(token_ids, sequences, cache)
         step = Step(self.operations, cache, self._tables, list(sequences), observer)
         lookups = self._engram.issue(step, token_ids)
         image_T = self._image_rows(token_ids)
-        stream = Stream.of(self._embedding_VC[token_ids], self.config.hc_mult)
+        stream = Stream.of(self.embed(token_ids, images), self.config.hc_mult)
         for block in self._blocks:
             layer = block.role.layer
             if layer == cache.cut and image_T is not None and step.picked is not None:
@@ -101,11 +106,22 @@ class DeepseekModel(TextModel):
         hidden_TC[step.picked] = stream.collapse()
         return hidden_TC
 
+    def embed(self, token_ids: Tensor, images: ImageRows | None = None) -> Tensor:
+        """[T, C]; rows of images are the image's own (section 9)."""
+        embedded_TC = self._embedding_VC[token_ids]
+        if images is not None:
+            assert bool((token_ids[images.rows] == self.config.image_token_id).all()), "an image in text"
+            embedded_TC[images.rows] = images.values
+        return embedded_TC
+
     @torch.inference_mode()
     def head(self, hidden_TC: Tensor) -> Tensor:
         """Logits [T, V] of hidden states."""
-        normed = self._norm(self.operations, hidden_TC)
-        return numerics.linear(self.operations, normed, (self._head,))[0]
+        return self.project(self._norm(self.operations, hidden_TC))
+
+    def project(self, normed_TC: Tensor) -> Tensor:
+        """Logits [T, V] of hidden states behind a norm; draft blocks have their own."""
+        return numerics.linear(self.operations, normed_TC, (self._head,))[0]
 
     def _image_rows(self, token_ids: Tensor) -> Tensor | None:
         if self.config.image_token_id is None:
