@@ -6,6 +6,7 @@ N positions of the text, V vocabulary.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,9 +14,16 @@ from torch import Tensor
 from bench.llama_cpp_peer import LlamaCpp
 from engine.chat.tokenizer import tokenizer_from_gguf
 from engine.gguf_file import open_gguf
-from engine.model.llama import LlamaModel
 
 _DOCS = Path(__file__).parent.parent / "docs"
+
+
+class Scoring(Protocol):
+    """Of a model, the part that is compared."""
+
+    def logits(self, token_ids: Sequence[int], last_only: bool = False) -> Tensor:
+        """[N, V]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ class Quality:
         return self.top_1_fast >= self.top_1_llama_cpp
 
 
-def compare(exact: LlamaModel, fast: LlamaModel, peer: LlamaCpp, ids: Sequence[int]) -> Quality:
+def compare(exact: Scoring, fast: Scoring, peer: LlamaCpp, ids: Sequence[int]) -> Quality:
     """Blocks for a decoding step of llama.cpp a position; `ids` fit its context."""
     exact_NV, fast_NV = (model.logits(ids).log_softmax(1) for model in (exact, fast))
     likeliest = torch.tensor([peer.next_token(ids[: end + 1]) for end in range(len(ids))])
