@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.clock import SystemClock
@@ -109,6 +109,7 @@ def ask(harness: Harness) -> tuple[threading.Thread, list[object]]:
     return thread, answers
 
 
+@settings(deadline=None)
 @given(st.lists(FRAMES, max_size=8), st.binary(max_size=30))
 def test_hostile_frames_leave_nobody_waiting(frames: list[Frame], rest: bytes):
     harness = connect()
