@@ -53,17 +53,22 @@ def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str) -> Launched:
 
 
 def _spawn(init: Path, plan: LaunchPlan, control: socket.socket, errors: int) -> subprocess.Popen[bytes]:
-    with _memory_file((plan.oci_config or "").encode()) as config:
+    with (
+        _memory_file((plan.oci_config or "").encode()) as config,
+        _memory_file(plan.filter_program or b"") as filter_program,
+    ):
         words = [str(init), "launch", "--control", str(control.fileno()), *plan.options]
         if plan.oci_config is not None:
             words += ["--config", str(config)]
+        if plan.filter_program is not None:
+            words += ["--filter", str(filter_program)]
         return subprocess.Popen(
             [*words, "--", *plan.program],
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
             env=_LAUNCH_ENV,
-            pass_fds=(control.fileno(), config),
+            pass_fds=(control.fileno(), config, filter_program),
         )
 
 

@@ -25,7 +25,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { MAX_ITEMS = 64, CONTROL_FD = 3, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
+enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
+enum { JOIN_SESSION_KEYRING = 1 }; /* of keyctl */
 enum { ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
 
 /* From linux/mount.h, which cannot be included beside sys/mount.h on every libc. */
@@ -43,7 +44,7 @@ struct plan {
     const char *cgroups[MAX_ITEMS], *hidden[MAX_ITEMS], *masks[MAX_ITEMS], *writable[MAX_ITEMS];
     struct bind binds[MAX_ITEMS];
     int num_cgroups, num_hidden, num_masks, num_writable, num_binds;
-    int control, config;
+    int control, config, filter;
     uid_t owner;      /* owner of the writable directories */
     bool drop, userns; /* become the owner; make a user namespace, for want of privilege */
 };
@@ -96,6 +97,7 @@ static int read_plan(struct plan *plan, int argc, char **argv) {
         else if (!strcmp(option, "--layer-inodes")) plan->layer_inodes = next(&i, argc, argv);
         else if (!strcmp(option, "--control")) plan->control = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--config")) plan->config = atoi(next(&i, argc, argv));
+        else if (!strcmp(option, "--filter")) plan->filter = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--owner")) plan->owner = (uid_t)strtoul(next(&i, argc, argv), NULL, 10);
         else if (!strcmp(option, "--cgroup")) add(plan->cgroups, &plan->num_cgroups, next(&i, argc, argv));
         else if (!strcmp(option, "--hide")) add(plan->hidden, &plan->num_hidden, next(&i, argc, argv));
@@ -197,10 +199,20 @@ static void copy_config(int from) {
     close(to);
 }
 
-static void keep_only_control(int control) {
-    if (control != CONTROL_FD && dup2(control, CONTROL_FD) < 0) fail("move the control socket");
-    if (fcntl(CONTROL_FD, F_SETFD, 0)) fail("keep the control socket");
-    if (syscall(SYS_close_range, CONTROL_FD + 1, ~0U, 0)) fail("close files");
+/* The control socket at CONTROL_FD, the filter (if there is one) at FILTER_FD, and nothing else. */
+static void keep_only(int control, int filter) {
+    int last = filter < 0 ? CONTROL_FD : FILTER_FD;
+    control = fcntl(control, F_DUPFD, FILTER_FD + 1); /* out of the way of each other's places */
+    if (filter >= 0) filter = fcntl(filter, F_DUPFD, FILTER_FD + 1);
+    if (dup2(control, CONTROL_FD) < 0 || (last == FILTER_FD && dup2(filter, FILTER_FD) < 0)) fail("move files");
+    if (syscall(SYS_close_range, last + 1, ~0U, 0)) fail("close files");
+}
+
+/* Keys of the owner's session are nothing for a sandbox, nor are another sandbox's. A user has room for some
+ * 200 keyrings; beyond them the filter alone keeps sandboxes from keys, as it does anyway. */
+static void leave_session_keyring(void) {
+    if (syscall(SYS_keyctl, JOIN_SESSION_KEYRING, NULL) < 0 && errno != ENOSYS && errno != EDQUOT)
+        fail("make a session keyring");
 }
 
 static void drop_to(uid_t uid) {
@@ -208,7 +220,7 @@ static void drop_to(uid_t uid) {
 }
 
 int launch(int argc, char **argv) {
-    struct plan plan = {.control = -1, .config = -1};
+    struct plan plan = {.control = -1, .config = -1, .filter = -1};
     int program = read_plan(&plan, argc, argv);
     if (program >= argc || plan.control < 0 || !plan.skeleton || !plan.layer_bytes || !plan.layer_inodes) {
         errno = EINVAL;
@@ -224,9 +236,10 @@ int launch(int argc, char **argv) {
     mount_layer(&plan, skeleton);
     mount_image(&plan);
     if (plan.config >= 0) copy_config(plan.config);
-    keep_only_control(plan.control);
+    keep_only(plan.control, plan.filter);
     if (chdir("/")) fail("chdir /");
     if (plan.drop) drop_to(plan.owner);
+    leave_session_keyring();
     execv(argv[program], argv + program);
     fail("run %s", argv[program]);
     return 125;

@@ -14,6 +14,7 @@ from sandbox.images import INIT_AT, Image
 from sandbox.limits import Limits
 
 CONTROL_FD = 3  # where launch puts the control socket; what init is told to serve
+FILTER_FD = 4  # where launch puts the filter of system calls, for bubblewrap
 ROOT_AT = "/tmp/root"  # where launch mounts the sandbox's root, in its own mount namespace
 BUNDLE_AT = "/tmp/bundle"
 SHM_BYTES = 64 << 20
@@ -43,6 +44,7 @@ class LaunchPlan:
     options: tuple[str, ...]
     program: tuple[str, ...]
     oci_config: str | None = None
+    filter_program: bytes | None = None  # of system calls, to be at FILTER_FD
     all_hierarchies: bool = False  # it makes cgroups of its own, in every hierarchy
 
 

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from sandbox.errors import UnsupportedError
+from sandbox.seccomp import this_machine
 from sandbox.substrates.base import BUNDLE_AT, Blueprint, LaunchPlan, init_command, launch_options
 from sandbox.substrates.oci import oci_config
 
@@ -16,11 +17,13 @@ class ContainerSubstrate:
     """No capability, no new privileges, masked and read-only /proc, all namespaces its own."""
 
     def check(self, *, privileged: bool, runtime: str | None) -> None:
-        """Raises UnsupportedError without an OCI runtime, or without root."""
+        """Raises UnsupportedError without an OCI runtime, without root, or on a processor without a table of
+        system calls."""
         if not privileged:
             raise UnsupportedError(
                 "substrate 'container' needs root", hint="use substrate='function', which does not"
             )
+        this_machine()
         find_runtime(runtime)
 
     def plan(self, blueprint: Blueprint) -> LaunchPlan:

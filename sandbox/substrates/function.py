@@ -3,7 +3,9 @@
 import shutil
 
 from sandbox.errors import UnsupportedError
+from sandbox.seccomp import filter_program, this_machine
 from sandbox.substrates.base import (
+    FILTER_FD,
     HOSTNAME,
     ROOT_AT,
     SHM_BYTES,
@@ -23,10 +25,11 @@ class FunctionSubstrate:
     """One user id inside (0), no capability, no further user namespace, all namespaces its own."""
 
     def check(self, *, privileged: bool, runtime: str | None) -> None:
-        """Raises UnsupportedError without bubblewrap."""
+        """Raises UnsupportedError without bubblewrap, or on a processor without a table of system calls."""
         del privileged
         if runtime is not None:
             raise UnsupportedError(f"runtime={runtime!r} is for substrate 'container'", hint="leave it out")
+        this_machine()
         _bubblewrap()
 
     def plan(self, blueprint: Blueprint) -> LaunchPlan:
@@ -34,12 +37,14 @@ class FunctionSubstrate:
         options = launch_options(blueprint)
         if blueprint.privileged:
             options.append("--drop")
-        return LaunchPlan(tuple(options), (*_isolation(), "--", *init_command(blueprint)))
+        program = (*_isolation(), "--", *init_command(blueprint))
+        return LaunchPlan(tuple(options), program, filter_program=filter_program(this_machine()))
 
 
 def _isolation() -> list[str]:
     words = [_bubblewrap(), *(f"--unshare-{name}" for name in _NAMESPACES)]
     words += ["--disable-userns", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
+    words += ["--seccomp", str(FILTER_FD)]
     words += ["--uid", "0", "--gid", "0", "--hostname", HOSTNAME]
     words += ["--bind", ROOT_AT, "/", "--proc", "/proc", "--dev", "/dev"]
     # /dev is a tmpfs without a size: only its shm is for writing, and that has one.

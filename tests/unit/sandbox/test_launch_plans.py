@@ -71,6 +71,8 @@ def test_function_drops_to_the_sandboxs_uid_before_bubblewrap():
     assert Path(plan.program[0]).name == "bwrap"
     assert {"--unshare-user", "--unshare-net", "--unshare-pid", "--disable-userns"} <= set(plan.program)
     assert plan.program[-6:] == ("/.dockyard/init", "init", "3", "sbx-1", "0", "0")
+    assert ("--seccomp", "4") in pairwise(plan.program)
+    assert plan.filter_program
 
 
 def test_without_privilege_function_makes_a_user_namespace_and_limits_by_rlimit():
