@@ -15,6 +15,7 @@ class EngineConfig(BaseModel):
     threads: int = Field(default=2, ge=1)  # of the CPU kernels; changes no bit of the output
     operations: Literal["auto", "c", "torch"] = "auto"  # auto: the C library where it is built
     profile: Literal["exact", "fast"] = "exact"  # fast: activations in 8 bits, products in integers
+    replay: bool = True  # decoder layers see a window of each prompt (DeepSeek-V4.1); false runs all its rows
     block_tokens: int = Field(default=16, ge=1)  # positions a cache block: vLLM's default
     kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)  # 1 GiB holds 23,301 tokens of smollm2
     max_sequences: int = Field(default=32, ge=1)  # in one step

@@ -4,30 +4,24 @@ Roles: `both` serves a request from prompt to end. `prefill` computes the prompt
 gives out a hand-off; `decode` adopts hand-offs and goes on. A request's tokens are the same in all of them.
 """
 
-import hashlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from engine.cache.block_pool import BlockPool, PoolStatistics
-from engine.cache.kv_cache import KvCache
 from engine.chat.text_stream import TextStream
-from engine.chat.tokenizer import ChatTokenizer, tokenizer_from_gguf
+from engine.chat.tokenizer import ChatTokenizer
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest, Overloaded
 from engine.handoff import Handoff, adopt, hand_over
-from engine.model.llama import LlamaModel
+from engine.model.base import ChunkRows, Model
 from engine.model.registry import load_model
 from engine.request import FinishReason, Request, Sequence, Stages
 from engine.sampling.sampler import choose
 from engine.scheduler.scheduler import Chunk, Scheduler, SchedulerStatistics
-from kernels.operations import Rows
 from protocol.clock import Clock, SystemClock
 from protocol.sampling import SamplingParams
-
-_SAMPLED_BYTES = 4096  # from each end of a tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +56,13 @@ class Engine:
 
     def __init__(self, config: EngineConfig, clock: Clock | None = None) -> None:
         self.config = config
-        self.model = load_model(config.model, threads=config.threads, operations=config.operations)
-        self.fingerprint = _fingerprint(self.model)
+        self.model: Model = load_model(
+            config.model, threads=config.threads, operations=config.operations, profile=config.profile,
+            replay=config.replay,
+        )  # fmt: skip
+        self.fingerprint = self.model.fingerprint
         self._clock = clock or SystemClock()
-        block_bytes = int(self.model.cache_bytes_per_token()) * config.block_tokens
+        block_bytes = int(self.model.cache_bytes_per_token() * config.block_tokens)
         num_blocks = config.kv_cache_bytes // block_bytes
         if num_blocks == 0:
             raise InvalidRequest(
@@ -73,20 +70,20 @@ class Engine:
                 parameter="kv_cache_bytes", hint=f"give at least {block_bytes}",
             )  # fmt: skip
         self._capacity = num_blocks * config.block_tokens
-        self.cache = KvCache(self.model, num_blocks, config.block_tokens)
+        self.state = self.model.new_state(num_blocks, config.block_tokens, config.max_sequences)
         self.pool = BlockPool(num_blocks, config.block_tokens)
         self._scheduler = Scheduler(
-            self.pool, max_sequences=config.max_sequences, token_budget=config.token_budget,
+            self.pool, self.model, max_sequences=config.max_sequences, token_budget=config.token_budget,
             salt=self.fingerprint.encode(),
         )  # fmt: skip
+        self._eos_ids = self.model.eos_ids
         self._sequences: dict[str, Sequence] = {}
-        self._eos_ids = frozenset({self.model.file.integer("tokenizer.ggml.eos_token_id", least=0)})
         self._steps = self._rows = 0
 
     @property
     def max_positions(self) -> int:
         """The longest prompt plus output that this engine takes."""
-        return min(self.model.config.max_positions, self._capacity)
+        return min(self.model.max_positions, self._capacity)
 
     @property
     def has_work(self) -> bool:
@@ -103,7 +100,7 @@ class Engine:
         It is checked as in `add`: this engine's cache may be smaller than the prefill worker's, and a request
         that never fits would wait for ever.
         """
-        sequence = adopt(handoff, self.fingerprint, self.cache)
+        sequence = adopt(handoff, self.fingerprint, self.state)
         self._validate(sequence.request)
         self._enqueue(sequence)
 
@@ -133,7 +130,7 @@ class Engine:
 
         Raises InvalidRequest, Overloaded; then none of the prompts stays in the engine.
         """
-        tokenizer = tokenizer or tokenizer_from_gguf(self.model.file)
+        tokenizer = tokenizer or self.model.tokenizer()
         streams: dict[str, TextStream] = {}
         try:
             for index, prompt in enumerate(prompts):
@@ -174,7 +171,7 @@ class Engine:
                 f"{prompt} prompt tokens and {new} new ones exceed the {self.max_positions} positions",
                 parameter="messages", hint="shorten the prompt or lower max_tokens",
             )  # fmt: skip
-        vocabulary = self.model.config.vocabulary
+        vocabulary = self.model.vocabulary
         if not all(0 <= token < vocabulary for token in (*request.prompt_ids, *sampling.forced_ids)):
             raise InvalidRequest(
                 f"a token id lies outside the vocabulary of {vocabulary}", parameter="prompt_ids"
@@ -189,36 +186,25 @@ class Engine:
         self._scheduler.add(sequence)
 
     def _begin(self, chunks: list[Chunk]) -> None:
-        """Stamp sequences that run for the first time, and write the KV that came with a hand-off."""
+        """Stamp what runs for the first time; tell the state of new slots; write hand-offs into them."""
         now = self._clock.now_ns()
         for sequence in (chunk.sequence for chunk in chunks):
+            if sequence.incoming is None and sequence.stages.scheduled_ns == 0:
+                sequence.stages = replace(sequence.stages, scheduled_ns=now)
+            if sequence.begun:
+                continue
+            self.state.begin(sequence.slot, sequence.token_ids[: sequence.num_computed])
+            sequence.begun = True
             if sequence.incoming is not None:
-                blocks = sequence.blocks[: self.pool.blocks_for(sequence.num_computed)]
-                self.cache.import_(sequence.incoming, blocks, sequence.num_computed)
+                self.state.import_(sequence.held(sequence.num_computed), sequence.incoming)
                 sequence.incoming = None
                 sequence.stages = replace(sequence.stages, adopted_ns=self._clock.now_ns())
-            elif sequence.stages.scheduled_ns == 0:
-                sequence.stages = replace(sequence.stages, scheduled_ns=now)
 
     def _run(self, chunks: list[Chunk]) -> Tensor:
         """Logits [R, V] of the last row of each completing chunk, in order."""
-        ids: list[int] = []
-        positions: list[int] = []
-        owners: list[int] = []
-        last_rows: list[int] = []
-        for owner, chunk in enumerate(chunks):
-            start, stop = chunk.sequence.num_computed, chunk.sequence.num_computed + chunk.count
-            ids += chunk.sequence.token_ids[start:stop]
-            positions += range(start, stop)
-            owners += [owner] * chunk.count
-            if chunk.completes:
-                last_rows.append(len(ids) - 1)
-        self._steps, self._rows = self._steps + 1, self._rows + len(ids)
-        rows = Rows(
-            torch.tensor(positions), torch.tensor(owners), _tables([c.sequence.blocks for c in chunks])
-        )
-        hidden = self.model.forward(torch.tensor(ids), rows, self.cache.data)
-        return self.model.head(hidden[last_rows]) if last_rows else hidden[:0]
+        rows = [_rows_of(chunk) for chunk in chunks]
+        self._steps, self._rows = self._steps + 1, self._rows + sum(chunk.count for chunk in chunks)
+        return self.state.run(rows)
 
     def _postprocess(self, chunks: list[Chunk], logits: Tensor) -> StepResult:
         result = StepResult(num_rows=sum(chunk.count for chunk in chunks))
@@ -245,27 +231,19 @@ class Engine:
                 )
             )
             if reason is None and self.config.role == "prefill":
-                result.handoffs.append(hand_over(sequence, self.fingerprint, self.cache))
+                result.handoffs.append(hand_over(sequence, self.fingerprint, self.state))
             if reason is not None or self.config.role == "prefill":
                 self.abort(sequence.id)
         return result
 
 
-def _tables(blocks: list[list[int]]) -> Tensor:
-    width = max(len(row) for row in blocks)
-    return torch.tensor([row + [0] * (width - len(row)) for row in blocks], dtype=torch.int32)
-
-
-def _fingerprint(model: LlamaModel) -> str:
-    """Names the weights: a hash of the shape, and of each tensor's name, shape, format and both ends.
-
-    Neither the file's name nor what it says of itself takes part. A training changes every matrix, and added
-    tokens the end of one; reading all of a large file would cost more than loading it.
-    """
-    digest = hashlib.blake2b(repr(model.config).encode(), digest_size=12)
-    for name, tensor in sorted(model.file.tensors.items()):
-        digest.update(f"{name} {tensor.shape} {tensor.format}".encode())
-        data = tensor.data.reshape(-1)
-        count = _SAMPLED_BYTES // data.itemsize
-        digest.update(data[:count].tobytes() + data[-count:].tobytes())
-    return digest.hexdigest()
+def _rows_of(chunk: Chunk) -> ChunkRows:
+    sequence, start = chunk.sequence, chunk.sequence.num_computed
+    return ChunkRows(
+        token_ids=sequence.token_ids[start : start + chunk.count],
+        start=start,
+        slot=sequence.slot,
+        blocks=sequence.blocks,
+        bounds=sequence.row_bounds,
+        wants_logits=chunk.completes,
+    )

@@ -1,13 +1,12 @@
 """Turns a sequence into a hand-off and back, refusing what does not fit."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
-from engine.cache.kv_cache import KvCache, payload_crc
+from engine.cache.kv_cache import payload_crc
 from engine.errors import BrokenHandoff
+from engine.model.base import Bounds, Held, State
 from engine.request import Request, Sequence, Stages
-from protocol.handoff import HANDOFF_VERSION, HandoffHeader, KvPayload, StageTimes
-
-DTYPE = "float32"
+from protocol.handoff import HANDOFF_VERSION, HandoffHeader, KvPayload, StageTimes, StateLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +15,18 @@ class Handoff:
     payload: KvPayload
 
 
-def hand_over(sequence: Sequence, model: str, cache: KvCache) -> Handoff:
+def hand_over(sequence: Sequence, model: str, state: State) -> Handoff:
     """Copy out a sequence whose prompt is computed and whose first token is chosen."""
-    payload = cache.export(sequence.blocks, sequence.num_computed)
+    held = sequence.held(sequence.num_computed)
+    payload = state.export(held)
     stages = sequence.stages
     header = HandoffHeader(
         version=HANDOFF_VERSION,
         request_id=sequence.id,
         model=model,
-        layout=cache.layout(sequence.num_computed),
-        dtype=DTYPE,
+        layout=state.layout(held),
+        dtype=state.dtype,
+        bounds=astuple(held.bounds),
         crc32=payload_crc(payload),
         prompt_ids=tuple(sequence.token_ids[: sequence.num_prompt]),
         generated_ids=tuple(sequence.token_ids[sequence.num_prompt :]),
@@ -37,14 +38,16 @@ def hand_over(sequence: Sequence, model: str, cache: KvCache) -> Handoff:
     return Handoff(header, payload)
 
 
-def adopt(handoff: Handoff, model: str, cache: KvCache) -> Sequence:
+def adopt(handoff: Handoff, model: str, state: State) -> Sequence:
     """The sequence of a hand-off, its KV still in the payload. Raises BrokenHandoff and names the field."""
     header = handoff.header
     _expect("version", header.version, HANDOFF_VERSION)
     _expect("model", header.model, model)
-    _expect("dtype", header.dtype, DTYPE)
+    _expect("dtype", header.dtype, state.dtype)
     _expect("generated_ids", len(header.generated_ids), 1)
-    _expect("layout", header.layout, cache.layout(len(header.prompt_ids)))
+    bounds = _bounds(header)
+    held = Held(0, _any_blocks(header), len(header.prompt_ids), bounds)
+    _expect("layout", header.layout, state.layout(held))
     _expect("payload bytes", handoff.payload.nbytes, _bytes_of(header.layout))
     _expect("crc32", payload_crc(handoff.payload), header.crc32)
     request = Request(header.request_id, header.prompt_ids, header.sampling, header.priority)
@@ -54,16 +57,27 @@ def adopt(handoff: Handoff, model: str, cache: KvCache) -> Sequence:
         [*header.prompt_ids, *header.generated_ids],
         len(header.prompt_ids),
         num_cached=header.num_cached,
+        bounds=bounds,
         incoming=handoff.payload,
         stages=Stages(times.arrived_ns, times.scheduled_ns, times.prefilled_ns),
     )
 
 
-def _bytes_of(layout: tuple[int, ...]) -> int:
-    count = 4
-    for size in layout:
-        count *= size
-    return count
+def _bounds(header: HandoffHeader) -> Bounds:
+    """Raises BrokenHandoff where they cannot be those of the prompt."""
+    bounds = Bounds(*header.bounds)
+    if not all(0 <= bound <= len(header.prompt_ids) for bound in header.bounds):
+        raise BrokenHandoff(f"hand-off field 'bounds' is {header.bounds!r}, beyond the prompt")
+    return bounds
+
+
+def _any_blocks(header: HandoffHeader) -> range:
+    """Blocks of any number: a layout depends on none, and a token needs one at most."""
+    return range(len(header.prompt_ids))
+
+
+def _bytes_of(layout: StateLayout) -> int:
+    return sum(rows * width for _, rows, width in layout)
 
 
 def _expect(field: str, found: object, expected: object) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.model.base import Bounds, Held
 from protocol.handoff import KvPayload
 from protocol.sampling import SamplingParams
 
@@ -41,6 +42,10 @@ class Sequence:
     blocks: list[int] = field(default_factory=list[int])
     num_registered: int = 0  # leading blocks that the prefix cache knows
     chain: list[bytes] = field(default_factory=list[bytes])  # hashes of its full blocks, as far as asked for
+    slot: int = -1  # of the model's state; -1 while it waits
+    bounds: Bounds | None = None  # of its rows; fixed when it first runs
+    rebuilding: bool = False  # its cached prefix is gone, and its entries are computed anew first
+    begun: bool = False  # the state knows that it has the slot
     incoming: KvPayload | None = None  # a hand-off whose KV waits for blocks
     stages: Stages = Stages()
 
@@ -61,6 +66,17 @@ class Sequence:
     def num_missing(self) -> int:
         """Positions still to compute before the next token is known."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def row_bounds(self) -> Bounds:
+        """Of the rows that run next: to rebuild entries takes the encoder alone."""
+        assert self.bounds is not None, "bounds are fixed when a sequence is admitted"
+        return Bounds(decoder_from=self.bounds.write_from) if self.rebuilding else self.bounds
+
+    def held(self, num_positions: int) -> Held:
+        """What the model's state has of its first positions."""
+        assert self.bounds is not None, "a sequence that has run has bounds"
+        return Held(self.slot, self.blocks, num_positions, self.bounds)
 
     def next_finish(self, eos_ids: frozenset[int]) -> FinishReason | None:
         """Whether the newest token ends the sequence."""

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from protocol.sampling import SamplingParams
 
-HANDOFF_VERSION = 1
+HANDOFF_VERSION = 2
 
 KvPayload = NDArray[np.uint8]
+StateLayout = tuple[tuple[str, int, int], ...]
+"""Of each part of a payload, in order: its name, its rows, bytes a row."""
 
 
 class StageTimes(msgspec.Struct, frozen=True):
@@ -30,8 +32,9 @@ class HandoffHeader(msgspec.Struct, frozen=True):
     version: int
     request_id: str
     model: str  # fingerprint of the weights
-    layout: tuple[int, ...]  # [layers, 2, positions, KV heads, channels a head]
+    layout: StateLayout
     dtype: str
+    bounds: tuple[int, int, int, int]  # of the rows: start, write_from, window_from, decoder_from
     crc32: int  # of the payload
     prompt_ids: tuple[int, ...]
     generated_ids: tuple[int, ...]  # the first token, chosen by the prefill worker

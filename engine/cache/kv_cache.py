@@ -8,35 +8,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.model.llama import LlamaModel
-from protocol.handoff import KvPayload
+from protocol.handoff import KvPayload, StateLayout
 
 
 class KvCache:
     """float32 [layers, blocks, 2, block, KV heads, channels]. Pages are touched when they are used."""
 
-    def __init__(self, model: LlamaModel, num_blocks: int, block_tokens: int) -> None:
-        self.data: Tensor = torch.empty(model.cache_shape(num_blocks, block_tokens))
-        self.block_tokens = block_tokens
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.data: Tensor = torch.empty(shape)
+        self.block_tokens = shape[3]
         self._array: NDArray[np.float32] = self.data.numpy()  # the same memory
 
-    def layout(self, num_positions: int) -> tuple[int, ...]:
-        """Shape of the exported entries of one sequence."""
+    def layout(self, num_positions: int) -> StateLayout:
+        """One part: the entries of one sequence, layer by layer, keys before values."""
         layers, _, _, _, heads, channels = self.data.shape
-        return (layers, 2, num_positions, heads, channels)
+        return (("kv", layers * 2 * num_positions, heads * channels * 4),)
 
     def export(self, blocks: Sequence[int], num_positions: int) -> KvPayload:
         """A copy of a sequence's first entries as contiguous bytes in `layout` order."""
-        entries = np.empty(self.layout(num_positions), np.float32)
+        entries = np.empty(self._shape(num_positions), np.float32)
         for block, positions in self._spans(blocks, num_positions):
             entries[:, :, positions] = self._array[:, block, :, : positions.stop - positions.start]
         return entries.view(np.uint8).reshape(-1)
 
     def import_(self, payload: KvPayload, blocks: Sequence[int], num_positions: int) -> None:
         """Write exported entries into `blocks`. The payload may be read-only shared memory."""
-        entries = payload.view(np.float32).reshape(self.layout(num_positions))
+        entries = payload.view(np.float32).reshape(self._shape(num_positions))
         for block, positions in self._spans(blocks, num_positions):
             self._array[:, block, :, : positions.stop - positions.start] = entries[:, :, positions]
+
+    def _shape(self, num_positions: int) -> tuple[int, ...]:
+        layers, _, _, _, heads, channels = self.data.shape
+        return (layers, 2, num_positions, heads, channels)
 
     def _spans(self, blocks: Sequence[int], num_positions: int) -> Iterator[tuple[int, slice]]:
         """Each block that holds some of the positions, and which. Blocks past them are left out."""

@@ -10,8 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.chat.tokenizer import ChatTokenizer, tokenizer_from_gguf
 from engine.errors import BrokenModelFile
 from engine.gguf_file import GgufFile
+from engine.model import fingerprint
+from engine.model.base import Bounds
+from engine.model.llama_state import LlamaState
 from engine.model.weights import WeightReader
 from kernels.operations import DecoderLayer, DecoderStack, Operations, Rope, Rows, Weight
 
@@ -105,6 +109,39 @@ class LlamaModel:
             weights.release()
         rope = Rope.of(config.rope_theta, config.head_channels, config.max_positions)
         self._decoder = operations.decoder(DecoderStack(layers, rope, config.head_channels, config.norm_eps))
+
+    @property
+    def max_positions(self) -> int:
+        return self.config.max_positions
+
+    @property
+    def vocabulary(self) -> int:
+        return self.config.vocabulary
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return frozenset({self.file.integer("tokenizer.ggml.eos_token_id", least=0)})
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint.of_gguf(self.config, self.file)
+
+    @property
+    def resumes_exactly(self) -> bool:
+        return True
+
+    def bounds(self, num_prompt: int, num_cached: int) -> Bounds:
+        """A cached prefix is all that its rows would have left."""
+        return Bounds(start=num_cached, write_from=num_cached)
+
+    def new_state(self, num_blocks: int, block_tokens: int, num_slots: int) -> LlamaState:
+        return LlamaState(self, num_blocks, block_tokens)
+
+    def tokenizer(self) -> ChatTokenizer:
+        return tokenizer_from_gguf(self.file)
+
+    def close(self) -> None:
+        """It has no threads of its own."""
 
     def cache_bytes_per_token(self) -> float:
         """Bytes of persistent KV a token: keys and values of every layer in float32."""

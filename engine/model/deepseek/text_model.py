@@ -14,6 +14,7 @@ from engine.model.deepseek.cache import SequenceCache
 from engine.model.deepseek.rows import SequenceRows
 from engine.model.deepseek.shape import TextShape
 from engine.model.deepseek.step import Observer
+from kernels.operations import Operations
 
 _CHUNK = 512  # rows that `logits` runs at a time; more take more memory, and give the same bits
 
@@ -21,9 +22,15 @@ _CHUNK = 512  # rows that `logits` runs at a time; more take more memory, and gi
 class TextModel(ABC):
     """Weights and arithmetic; holds no state of a request. Not thread-safe."""
 
+    operations: Operations
+    has_encoder = False  # whether decoder layers may leave rows out (section 1.3)
+
     @property
     @abstractmethod
     def shape(self) -> TextShape: ...
+
+    @abstractmethod
+    def cache_bytes_per_token(self) -> float: ...
 
     @abstractmethod
     def new_cache(self, num_blocks: int, block_tokens: int, num_slots: int) -> SequenceCache: ...
@@ -41,6 +48,10 @@ class TextModel(ABC):
     @abstractmethod
     def head(self, hidden_TC: Tensor) -> Tensor:
         """Logits [T, V] of hidden states."""
+
+    def close(self) -> None:
+        """Ends what threads it has."""
+        return
 
     def logits(
         self, token_ids: Sequence[int], last_only: bool = False, observer: Observer | None = None

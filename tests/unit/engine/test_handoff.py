@@ -53,15 +53,17 @@ def over_the_wire(handoff: Handoff) -> Handoff:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("version", 2),
+        ("version", 1),
         ("model", "0" * 24),
         ("dtype", "float16"),
         ("generated_ids", ()),
         ("generated_ids", (5, 6)),
-        ("layout", (2, 2, 21, 2, 16)),
-        ("layout", (3, 2, 20, 2, 16)),
-        ("layout", (2, 2, 20, 1, 32)),
-        ("layout", (2, 2, 20, 2)),
+        ("layout", (("kv", 84, 128),)),
+        ("layout", (("kv", 40, 256),)),
+        ("layout", (("k", 80, 128),)),
+        ("layout", ()),
+        ("bounds", (0, 0, 0, 21)),
+        ("bounds", (-1, 0, 0, 0)),
         ("crc32", 0),
     ],
 )
@@ -143,8 +145,10 @@ def test_an_aborted_hand_off_gives_up_its_place(decode: Engine, handoff: Handoff
 small_ints = st.integers(0, 2**31)
 headers = st.builds(
     HandoffHeader,
-    version=small_ints, request_id=st.text(), model=st.text(), layout=st.lists(small_ints).map(tuple),
-    dtype=st.text(), crc32=st.integers(0, 2**32 - 1), prompt_ids=st.lists(small_ints).map(tuple),
+    version=small_ints, request_id=st.text(), model=st.text(),
+    layout=st.lists(st.tuples(st.text(), small_ints, small_ints)).map(tuple),
+    dtype=st.text(), bounds=st.tuples(*[small_ints] * 4), crc32=st.integers(0, 2**32 - 1),
+    prompt_ids=st.lists(small_ints).map(tuple),
     generated_ids=st.lists(small_ints).map(tuple), num_cached=small_ints, priority=st.integers(-9, 9),
     sampling=st.builds(
         SamplingParams, max_tokens=small_ints, temperature=st.floats(0, 2), seed=st.integers(-(2**63), 2**63),
@@ -167,8 +171,8 @@ def test_a_cut_header_is_no_header(header: HandoffHeader, data: st.DataObject) -
 
 
 def test_the_payload_is_the_cache_in_order_of_position(tiny_model: Path, cpu_library: Path) -> None:
-    """Layout [layers, 2, positions, KV heads, channels], whatever blocks the positions lie in."""
+    """Rows of layers, keys and values, and positions, whatever blocks the positions lie in."""
     engines = [small_engine(tiny_model, role="prefill", block_tokens=size) for size in (3, 16)]
     one, two = (handed_over(engine) for engine in engines)
     assert np.array_equal(one.payload, two.payload)
-    assert one.header.layout == (2, 2, len(REQUEST.prompt_ids), 2, 16)
+    assert one.header.layout == (("kv", 2 * 2 * len(REQUEST.prompt_ids), 2 * 16 * 4),)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cache.block_pool import BlockPool, chain_hash
+from engine.model.base import Bounds
 from engine.request import Request, Sequence, Stages
 from engine.scheduler.scheduler import Chunk, Scheduler
 from protocol.sampling import SamplingParams
@@ -23,6 +24,30 @@ class Load:
     output: int
     priority: int
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """A model whose cached prefix is all that its rows would have left."""
+
+    resumes_exactly = True
+
+    def bounds(self, num_prompt: int, num_cached: int) -> Bounds:
+        return Bounds(num_cached, num_cached)
+
+
+@dataclass(frozen=True, slots=True)
+class Windowed:
+    """A model that runs a window of two blocks again behind a prefix of more than that."""
+
+    resumes_exactly = False
+
+    def bounds(self, num_prompt: int, num_cached: int) -> Bounds:
+        start = num_cached - 2 * BLOCK
+        return Bounds(start, num_cached, start) if start > 0 else Bounds()
+
+
+EXACT = Exact()
 
 
 @dataclass(slots=True)
@@ -101,12 +126,13 @@ def compute(scheduler: Scheduler, chunk: Chunk, outcome: Outcome) -> None:
     num_blocks=st.integers(10, 24),
     budget=st.integers(1, 40),
     limit=st.integers(1, 6),
+    rules=st.sampled_from([EXACT, Windowed()]),
 )
 def test_all_finish_within_the_budget_and_in_order(
-    loads: list[Load], num_blocks: int, budget: int, limit: int
+    loads: list[Load], num_blocks: int, budget: int, limit: int, rules: Exact | Windowed
 ) -> None:
     pool = BlockPool(num_blocks, BLOCK)
-    scheduler = Scheduler(pool, max_sequences=limit, token_budget=budget, salt=b"model")
+    scheduler = Scheduler(pool, rules, max_sequences=limit, token_budget=budget, salt=b"model")
     outcome = run(scheduler, loads, budget=budget, limit=limit)
     assert sorted(outcome.finished) == sorted(f"r{n}" for n in range(len(loads)))
     assert pool.statistics().held == 0
@@ -116,12 +142,12 @@ def test_all_finish_within_the_budget_and_in_order(
 @given(lengths=st.lists(st.integers(1, 20), min_size=2, max_size=6), budget=st.integers(1, 30))
 def test_equal_requests_finish_in_order_of_arrival(lengths: list[int], budget: int) -> None:
     loads = [Load(0, max(lengths), 5, 0, step) for step in range(len(lengths))]
-    scheduler = Scheduler(BlockPool(12, BLOCK), max_sequences=4, token_budget=budget, salt=b"model")
+    scheduler = Scheduler(BlockPool(12, BLOCK), EXACT, max_sequences=4, token_budget=budget, salt=b"model")
     assert run(scheduler, loads, budget=budget, limit=4).finished == [f"r{n}" for n in range(len(loads))]
 
 
 def test_a_prompt_known_to_the_cache_starts_behind_it() -> None:
-    scheduler = Scheduler(BlockPool(20, BLOCK), max_sequences=4, token_budget=64, salt=b"model")
+    scheduler = Scheduler(BlockPool(20, BLOCK), EXACT, max_sequences=4, token_budget=64, salt=b"model")
     run(scheduler, [Load(0, 18, 1, 0, 0)], budget=64, limit=4)
     again = arrive(1, Load(0, 18, 1, 0, 0))
     scheduler.add(again)
@@ -134,12 +160,12 @@ def test_a_prompt_known_to_the_cache_starts_behind_it() -> None:
 def test_another_model_shares_no_prefix() -> None:
     pool = BlockPool(20, BLOCK)
     run(
-        Scheduler(pool, max_sequences=4, token_budget=64, salt=b"one"),
+        Scheduler(pool, EXACT, max_sequences=4, token_budget=64, salt=b"one"),
         [Load(0, 18, 1, 0, 0)],
         budget=64,
         limit=4,
     )
-    other = Scheduler(pool, max_sequences=4, token_budget=64, salt=b"two")
+    other = Scheduler(pool, EXACT, max_sequences=4, token_budget=64, salt=b"two")
     other.add(sequence := arrive(1, Load(0, 18, 1, 0, 0)))
     other.schedule()
     assert sequence.num_cached == 0
@@ -156,7 +182,7 @@ def test_one_who_waits_for_blocks_is_hashed_once_and_disturbs_no_order(
 
     monkeypatch.setattr("engine.scheduler.scheduler.chain_hash", counting)
     pool = BlockPool(9, BLOCK)
-    scheduler = Scheduler(pool, max_sequences=4, token_budget=64, salt=b"s")
+    scheduler = Scheduler(pool, EXACT, max_sequences=4, token_budget=64, salt=b"s")
     first, other = arrive(0, Load(1, 8, 4, 0, 0)), arrive(1, Load(2, 8, 4, 0, 0))
     for sequence in (first, other):  # leave two cached blocks each, the first one's older
         scheduler.add(sequence)
@@ -180,3 +206,50 @@ def test_one_who_waits_for_blocks_is_hashed_once_and_disturbs_no_order(
     scheduler.schedule()
     assert scheduler.running == [blocked]
     assert blocked.num_computed == 8
+
+
+def test_one_preempted_behind_a_prefix_goes_on_behind_the_same_one() -> None:
+    """Its own blocks are known by then, and would be a longer prefix: other rows, and so other bits."""
+    pool = BlockPool(20, BLOCK)
+    scheduler = Scheduler(pool, Windowed(), max_sequences=4, token_budget=64, salt=b"s")
+    run(scheduler, [Load(0, 13, 1, 0, 0)], budget=64, limit=4)
+    sequence = arrive(1, Load(0, 30, 4, 0, 0))
+    scheduler.add(sequence)
+    (chunk,) = scheduler.schedule()
+    assert sequence.bounds == Bounds(4, 12, 4)
+    assert (sequence.num_computed, chunk.count, sequence.num_cached) == (4, 26, 12)
+    scheduler.computed(chunk)
+    scheduler._preempt(sequence)
+    (chunk,) = scheduler.schedule()
+    assert sequence.bounds == Bounds(4, 12, 4)
+    assert (sequence.num_computed, chunk.count, sequence.rebuilding) == (4, 26, False)
+
+
+def test_entries_that_are_gone_are_computed_anew_before_their_window() -> None:
+    pool = BlockPool(8, BLOCK)
+    scheduler = Scheduler(pool, Windowed(), max_sequences=4, token_budget=8, salt=b"s")
+    run(scheduler, [Load(0, 13, 1, 0, 0)], budget=64, limit=4)
+    sequence = arrive(1, Load(0, 30, 4, 0, 0))
+    scheduler.add(sequence)
+    assert scheduler.schedule()
+    bounds = sequence.bounds
+    scheduler._preempt(sequence)
+    other = arrive(2, Load(2, 30, 1, -1, 0))  # takes every block, so that nothing stays known
+    scheduler.add(other)
+    for _ in range(4):
+        for chunk in scheduler.schedule():
+            scheduler.computed(chunk)
+    scheduler.remove(other)
+    rows: list[tuple[bool, int, int, Bounds]] = []
+    while sequence.num_missing or not rows:
+        (chunk,) = scheduler.schedule()
+        start = sequence.num_computed
+        rows.append((sequence.rebuilding, start, start + chunk.count, sequence.row_bounds))
+        scheduler.computed(chunk)
+        scheduler.check_integrity()
+    encoder = Bounds(decoder_from=12)
+    assert rows == [
+        (True, 0, 8, encoder), (True, 8, 12, encoder),
+        (False, 4, 12, bounds), (False, 12, 20, bounds), (False, 20, 28, bounds), (False, 28, 30, bounds),
+    ]  # fmt: skip
+    assert sequence.num_cached == 12

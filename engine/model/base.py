@@ -1,0 +1,112 @@
+"""What an engine asks of a model, and of the state that a model keeps of sequences in flight."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.chat.tokenizer import ChatTokenizer
+from kernels.operations import Operations
+from protocol.handoff import KvPayload, StateLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of a sequence's rows, by absolute position. Properties of the request, however its rows are chunked."""
+
+    start: int = 0  # the first row that runs
+    write_from: int = 0  # persistent entries below are known, and stay as they are
+    window_from: int = 0  # windows reach no further back
+    decoder_from: int = 0  # rows below run the encoder alone
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """The next rows of one sequence. `wants_logits`: of the last of them."""
+
+    token_ids: Sequence[int]
+    start: int  # position of the first
+    slot: int
+    blocks: Sequence[int]
+    bounds: Bounds
+    wants_logits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a state holds of one sequence: its first `num_positions`."""
+
+    slot: int
+    blocks: Sequence[int]
+    num_positions: int
+    bounds: Bounds
+
+
+class State(Protocol):
+    """Tensors by block and slot; who owns which is the engine's to know. Not thread-safe."""
+
+    @property
+    def dtype(self) -> str:
+        """Names the form of the entries in a hand-off."""
+        ...
+
+    def begin(self, slot: int, token_ids: Sequence[int]) -> None:
+        """A sequence takes the slot; its first row stands behind these ids."""
+        ...
+
+    def run(self, chunks: Sequence[ChunkRows]) -> Tensor:
+        """Rows through the model: logits [R, V] of those that want them, in order. Blocks."""
+        ...
+
+    def layout(self, held: Held) -> StateLayout:
+        """Names, rows and bytes a row of the parts of an export."""
+        ...
+
+    def export(self, held: Held) -> KvPayload:
+        """A copy as contiguous bytes, in the order of `layout`."""
+        ...
+
+    def import_(self, held: Held, payload: KvPayload) -> None:
+        """Write an export into blocks and slot. The payload may be read-only shared memory."""
+        ...
+
+
+class Model(Protocol):
+    """Weights and arithmetic. Not thread-safe; `close` ends what threads it has."""
+
+    @property
+    def operations(self) -> Operations: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+    @property
+    def fingerprint(self) -> str:
+        """Names the weights and the form of the caches: equal where hand-offs and cached blocks fit."""
+        ...
+
+    @property
+    def resumes_exactly(self) -> bool:
+        """Whether rows behind a cached prefix come out as if there had been none."""
+        ...
+
+    def bounds(self, num_prompt: int, num_cached: int) -> Bounds:
+        """For a prompt whose first `num_cached` positions are in the prefix cache."""
+        ...
+
+    def cache_bytes_per_token(self) -> float:
+        """Bytes of persistent KV a token."""
+        ...
+
+    def new_state(self, num_blocks: int, block_tokens: int, num_slots: int) -> State: ...
+
+    def tokenizer(self) -> ChatTokenizer: ...
+
+    def logits(self, token_ids: Sequence[int], last_only: bool = False) -> Tensor:
+        """One full exact forward over a prompt: [T, V] float32, or [V] of the last position."""
+        ...
+
+    def close(self) -> None: ...

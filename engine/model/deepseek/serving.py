@@ -1,0 +1,127 @@
+"""A DeepSeek model from a folder as an engine sees it, and the state that it keeps of sequences in flight."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.chat.deepseek_tokenizer import load_tokenizer
+from engine.chat.tokenizer import ChatTokenizer
+from engine.checkpoint.folder import CheckpointFolder
+from engine.errors import BrokenModelFile
+from engine.model import fingerprint
+from engine.model.base import Bounds, ChunkRows, Held
+from engine.model.deepseek.cache import SequenceCache
+from engine.model.deepseek.replay import decoder_bound, resume_after_hit
+from engine.model.deepseek.rows import SequenceRows
+from engine.model.deepseek.sequence_state import StateSpan, export_state, import_state, layout
+from engine.model.deepseek.text_model import TextModel
+from protocol.handoff import KvPayload, StateLayout
+
+
+class DeepseekState:
+    """A State. What is persistent lies in blocks, windows and the rest in slots."""
+
+    dtype = "deepseek"  # the layout's widths tell the released formats from float32
+
+    def __init__(self, text: TextModel, cache: SequenceCache) -> None:
+        self._text = text
+        self.cache = cache
+
+    def begin(self, slot: int, token_ids: Sequence[int]) -> None:
+        self.cache.seed_lookback(slot, token_ids)
+
+    def run(self, chunks: Sequence[ChunkRows]) -> Tensor:
+        ids = [token for chunk in chunks for token in chunk.token_ids]
+        hidden_TC = self._text.forward(torch.tensor(ids), [_rows(chunk) for chunk in chunks], self.cache)
+        last_rows: list[int] = []
+        end = 0
+        for chunk in chunks:
+            end += len(chunk.token_ids)
+            if chunk.wants_logits:
+                last_rows.append(end - 1)
+        return self._text.head(hidden_TC[last_rows]) if last_rows else hidden_TC[:0]
+
+    def layout(self, held: Held) -> StateLayout:
+        return layout(self.cache, _span(held))
+
+    def export(self, held: Held) -> KvPayload:
+        return export_state(self.cache, _span(held))
+
+    def import_(self, held: Held, payload: KvPayload) -> None:
+        import_state(self.cache, _span(held), payload)
+
+
+class DeepseekServed:
+    """A Model. `replay`: decoder layers see a window of each prompt, as the model was trained to serve."""
+
+    def __init__(self, text: TextModel, folder: CheckpointFolder, *, replay: bool) -> None:
+        self.text, self._folder, self._replay = text, folder, replay
+        self.operations = text.operations
+
+    @property
+    def path(self) -> Path:
+        return self._folder.path
+
+    @property
+    def max_positions(self) -> int:
+        return self.text.shape.max_position_embeddings
+
+    @property
+    def vocabulary(self) -> int:
+        return self.text.shape.vocab_size
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Of the config, else of the tokenizer."""
+        named = self._folder.config.get("eos_token_id")
+        if isinstance(named, int):
+            return frozenset({named})
+        if (self.path / "tokenizer.json").exists():
+            return frozenset({self.tokenizer().eos_id})
+        raise BrokenModelFile(f"{self.path}: neither an 'eos_token_id' in config.json nor a tokenizer.json")
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights, the caches' formats and replay, which decides what a row computes."""
+        return fingerprint.of_folder((self.text.shape, self._replay), self._folder.shards)
+
+    @property
+    def resumes_exactly(self) -> bool:
+        """Windows are no part of the prefix cache (section 1.4)."""
+        return False
+
+    def bounds(self, num_prompt: int, num_cached: int) -> Bounds:
+        window = self.text.shape.sliding_window
+        resumed = resume_after_hit(num_cached, window)
+        decoder_from = decoder_bound(0, num_prompt, window) if self._replay and self.text.has_encoder else 0
+        return Bounds(resumed.start, resumed.write_from, resumed.window_from, decoder_from)
+
+    def cache_bytes_per_token(self) -> float:
+        return self.text.cache_bytes_per_token()
+
+    def new_state(self, num_blocks: int, block_tokens: int, num_slots: int) -> DeepseekState:
+        return DeepseekState(self.text, self.text.new_cache(num_blocks, block_tokens, num_slots))
+
+    def tokenizer(self) -> ChatTokenizer:
+        return load_tokenizer(self.path)
+
+    def logits(self, token_ids: Sequence[int], last_only: bool = False) -> Tensor:
+        return self.text.logits(token_ids, last_only)
+
+    def close(self) -> None:
+        self.text.close()
+
+
+def _rows(chunk: ChunkRows) -> SequenceRows:
+    bounds = chunk.bounds
+    return SequenceRows(
+        chunk.slot, chunk.blocks, chunk.start, len(chunk.token_ids),
+        decoder_from=bounds.decoder_from, window_from=bounds.window_from, write_from=bounds.write_from,
+    )  # fmt: skip
+
+
+def _span(held: Held) -> StateSpan:
+    bounds = held.bounds
+    return StateSpan(held.slot, held.blocks, held.num_positions, bounds.decoder_from, bounds.window_from)

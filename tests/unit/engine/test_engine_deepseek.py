@@ -1,0 +1,127 @@
+"""A DeepSeek-V4.1 model in the engine: the same tokens on every path, with windows, open groups and n-grams.
+
+The models are the golden sets: `a` with quantised caches and Engram, `b` with neither in float32.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from engine_runs import Outputs, drain, finish, finish_disaggregated, small_engine
+
+from engine import Engine, Request, SamplingParams, load_model
+from engine.errors import InvalidRequest
+
+GOLDEN = Path(__file__).parents[2] / "data" / "v41_golden"
+IDS = {name: json.loads((GOLDEN / name / "ids.json").read_text()) for name in ("a", "b")}
+NEW = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(params=["a", "b"])
+def golden(request: pytest.FixtureRequest, cpu_library: Path) -> str:
+    return request.param
+
+
+def engine_of(golden: str, **settings: object) -> Engine:
+    return small_engine(GOLDEN / golden, **{"kv_cache_bytes": 1 << 20, **settings})
+
+
+def requests(golden: str) -> list[Request]:
+    """Prompts that share their start, of lengths around windows and blocks."""
+    ids = IDS[golden]
+    lengths = (5, 17, 40, 63, 90)
+    return [Request(f"r{n}", (*ids[: length - 3], *ids[-3:]), NEW) for n, length in enumerate(lengths)]
+
+
+def one_by_one(golden: str, **settings: object) -> Outputs:
+    """Each request alone in an engine that has seen nothing."""
+    outputs: Outputs = {}
+    for request in requests(golden):
+        outputs |= finish(engine_of(golden, **settings), [request])
+    return outputs
+
+
+def test_without_replay_tokens_are_those_of_the_whole_pass(golden: str):
+    model = load_model(str(GOLDEN / golden), threads=1)
+    outputs = one_by_one(golden, replay=False)
+    for request in requests(golden):
+        ids = list(request.prompt_ids)
+        for token in outputs[request.id]:
+            assert int(model.logits(ids, last_only=True).argmax()) == token
+            ids.append(token)
+    model.close()
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_every_path_gives_the_same_tokens(golden: str, replay: bool):
+    expected = one_by_one(golden, replay=replay)
+    for budget, some in ((1, slice(0, 3)), (7, slice(2, 4)), (64, slice(4, 5))):
+        for request in requests(golden)[some]:
+            engine = engine_of(golden, replay=replay, token_budget=budget)
+            assert finish(engine, [request])[request.id] == expected[request.id], f"chunks of {budget}"
+    for request in requests(golden)[1::2]:
+        together = engine_of(golden, replay=replay, token_budget=512)
+        outputs = finish(together, [request, Request("n", tuple(IDS[golden][20:50]), NEW)])
+        assert outputs[request.id] == expected[request.id]
+        pair = (
+            engine_of(golden, replay=replay, role="prefill"),
+            engine_of(golden, replay=replay, role="decode"),
+        )
+        # The prefill engine gives the first token, the decode engine the others.
+        assert finish_disaggregated(*pair, [request])[request.id] == expected[request.id]
+
+
+def test_preempted_requests_come_to_the_same_tokens(golden: str):
+    expected = one_by_one(golden)
+    engine = engine_of(golden, token_budget=32)
+    held = requests(golden)[3]
+    engine.add(held)
+    results = engine.step().tokens
+    while not results:
+        results = engine.step().tokens
+    tokens = results[0].token_ids
+    (sequence,) = engine._scheduler.running
+    engine._scheduler._preempt(sequence)
+    engine.check_integrity()
+    rest, _ = drain(engine)
+    assert tokens + rest[held.id] == expected[held.id]
+    assert engine.statistics().scheduler.preemptions == 1
+
+
+def test_a_prefix_hit_is_resumed_in_its_window_and_stays_so_when_preempted(golden: str):
+    ids = IDS[golden]
+    first, second = Request("one", tuple(ids[:64]), NEW), Request("two", tuple(ids[:80]), NEW)
+
+    def behind_the_first(**settings: object) -> tuple[Engine, int]:
+        engine = engine_of(golden, **settings)
+        finish(engine, [first])
+        engine.add(second)
+        result = engine.step()
+        return engine, result.tokens[0].num_cached if result.tokens else -1
+
+    engine, cached = behind_the_first(token_budget=512)
+    expected, _ = drain(engine)
+    assert cached == 64
+    for budget in (9, 40):
+        engine, _ = behind_the_first(token_budget=budget)
+        outputs, _ = drain(engine)
+        assert outputs["two"][-len(expected["two"]) :] == expected["two"]
+    engine, _ = behind_the_first(token_budget=512)
+    (sequence,) = engine._scheduler.running
+    engine._scheduler._preempt(sequence)
+    outputs, _ = drain(engine)
+    assert outputs == expected
+
+
+def test_a_fingerprint_tells_weights_and_replay_apart(golden: str):
+    one, same = engine_of(golden), engine_of(golden)
+    assert one.fingerprint == same.fingerprint
+    assert one.fingerprint != engine_of(golden, replay=False).fingerprint
+    assert one.fingerprint != engine_of("b" if golden == "a" else "a").fingerprint
+
+
+def test_positions_past_the_last_are_refused(golden: str):
+    engine = engine_of(golden)
+    long = Request("long", tuple(IDS[golden][:1]) * engine.max_positions, NEW)
+    with pytest.raises(InvalidRequest, match="positions"):
+        engine.add(long)
