@@ -136,8 +136,8 @@ class ReplayStack:
 @asynccontextmanager
 async def replay_stack(config: DockyardConfig) -> AsyncGenerator[ReplayStack]:
     """The stack for the length of the block; nothing of it stays. Blocks the event loop at both ends."""
-    bench = Workbench.open(config)
     with own_server(config) as server:
+        bench = Workbench.open(config)
         task = await team_bugs.open_task(TASK, bench.state.cache, bench.boxes())
         yield ReplayStack(bench, server.url, task)
 

@@ -22,7 +22,7 @@ from cluster.plan import Plan, WorkerPlan, plan_workers, this_machine
 from cluster.state import MARK, DeploymentRecord, StateFolder, end_marked, started_at
 from engine.chat.template import ChatTemplate
 from engine.chat.tokenizer import tokenizer_from_gguf
-from engine.errors import BrokenModelFile
+from engine.errors import BrokenModelFile, UnknownModel
 from engine.gguf_file import GgufFile, open_gguf
 from engine.model_path import model_path
 from gateway.service import ServedModel
@@ -90,6 +90,11 @@ def deployed(config: DockyardConfig, state: StateFolder, say: Callable[[str], No
     UnknownModel, BrokenModelFile, ResourceShortage, WorkerLate, and Stopped on a signal.
     """
     path = model_path(config.model)  # before anything is started
+    if path.is_dir():
+        raise UnknownModel(
+            f"model {config.model!r} is a folder, and servers take GGUF files",
+            hint="in Python: Engine(EngineConfig(model=FOLDER))",
+        )
     file = open_gguf(path)
     plan = plan_workers(config, file, this_machine())
     deployment_id = f"dy-{secrets.token_hex(4)}"
