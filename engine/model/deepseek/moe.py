@@ -127,11 +127,15 @@ class Experts:
         experts = [self._shared, *(self._experts[e] for e, _ in busy)]
         stops = accumulate((count for _, count in busy), initial=x_TC.shape[0])
         parts = [slice(start, stop) for start, stop in pairwise((0, *stops))]
-        inputs = torch.cat((x_TC, x_TC[rows_A]))
-        pairs = [
-            numerics.linear(operations, inputs[part], (expert.gate, expert.up))
-            for expert, part in zip(experts, parts, strict=True)
-        ]
+        if x_TC.shape[0] == 1 and len(busy) == rows_A.shape[0]:  # one row for all: one call
+            products = numerics.linear(operations, x_TC, [w for e in experts for w in (e.gate, e.up)])
+            pairs = list(zip(products[::2], products[1::2], strict=True))
+        else:
+            inputs = torch.cat((x_TC, x_TC[rows_A]))
+            pairs = [
+                tuple(numerics.linear(operations, inputs[part], (expert.gate, expert.up)))
+                for expert, part in zip(experts, parts, strict=True)
+            ]
         gate = torch.cat([gate for gate, _ in pairs]).clamp_(max=self._limit)
         up = torch.cat([up for _, up in pairs]).clamp_(-self._limit, self._limit)
         inner = numerics.silu_mul(gate, up)
