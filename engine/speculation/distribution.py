@@ -3,12 +3,15 @@
 Shapes: V vocabulary.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.sampling import SamplingParams
 
-Logits = NDArray[np.float32]
+Logits = NDArray[np.float32]  # [V]
+LogitRows = Sequence[Logits] | NDArray[np.float32]  # of successive tokens
 Probabilities = NDArray[np.float64]  # [V], sums to 1
 GREEDY_BELOW = 1e-5  # as in engine.sampling.sampler
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.sampling.sampler import choose
-from engine.speculation.distribution import Logits, Probabilities, draw, probabilities
+from engine.speculation.distribution import LogitRows, Logits, Probabilities, draw, probabilities
 from engine.speculation.noise import Purpose, uniform
 from engine.speculation.verification import Verdict, verify_chosen, verify_sampled
 from protocol.sampling import SamplingParams
@@ -31,7 +31,7 @@ class SampledDrafts:
         self.token_ids.append(token)
         return token
 
-    def judge(self, logits: Sequence[Logits], count: int) -> Verdict:
+    def judge(self, logits: LogitRows, count: int) -> Verdict:
         """Of the first `count` drafts; the model's logits: count + 1 rows [V]."""
         seed = self.sampling.seed
         return verify_sampled(
@@ -44,7 +44,7 @@ class SampledDrafts:
 
 
 def judge_picked(
-    logits: Sequence[Logits], drafts: Sequence[int], sampling: SamplingParams, generated: int
+    logits: LogitRows, drafts: Sequence[int], sampling: SamplingParams, generated: int
 ) -> Verdict:
     """Of drafts that the draft model held for likeliest: the tokens are those of decoding without drafts.
 

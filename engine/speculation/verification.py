@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.speculation.distribution import Logits, Probabilities, draw
+from engine.speculation.distribution import LogitRows, Probabilities, draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def verify_chosen(choose: Callable[[int], int], drafts: Sequence[int]) -> Verdic
     return Verdict(len(drafts), choose(len(drafts)))
 
 
-def verify_greedy(logits: Sequence[Logits], drafts: Sequence[int]) -> Verdict:
+def verify_greedy(logits: LogitRows, drafts: Sequence[int]) -> Verdict:
     """`logits`: m + 1 rows [V]. Ties go to the lowest id."""
     return verify_chosen(lambda k: int(logits[k].argmax()), drafts)
 

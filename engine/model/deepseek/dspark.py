@@ -24,6 +24,7 @@ from engine.model.deepseek.roles import cut_layer
 from engine.model.deepseek.rope import RotaryTables
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
+from engine.speculation.distribution import Logits
 
 Pick = Callable[[int, Tensor], Tensor]
 """Chooses the k-th draft of each sequence: k and logits [S, V], which follow from earlier ones; int64 [S]."""
@@ -37,10 +38,26 @@ class Proposal:
     logits: Tensor  # [S, R, V], what each was picked from
     confidence: Tensor  # [S, R]: the estimated chance that d_k holds where those before it do
 
+    def drafts(self, lengths: Sequence[int]) -> list[list[int]]:
+        """The first drafts of each sequence, as many as `lengths` says."""
+        return [
+            [int(token) for token in row[:length]]
+            for row, length in zip(self.token_ids, lengths, strict=True)
+        ]
+
 
 def pick_likeliest(index: int, logits_SV: Tensor) -> Tensor:
     """Ties go to the lowest id, as in the sampler."""
     return torch.from_numpy(logits_SV.numpy().argmax(1))  # pyright: ignore[reportUnknownMemberType]
+
+
+def pick_each(picks: Sequence[Callable[[Logits], int]]) -> Pick:
+    """Of each sequence by its own rule, in order: `SampledDrafts.pick`, say."""
+
+    def pick(index: int, logits_SV: Tensor) -> Tensor:
+        return torch.tensor([one(row) for one, row in zip(picks, logits_SV.numpy(), strict=True)])
+
+    return pick
 
 
 class DraftModel:

@@ -17,12 +17,14 @@ from golden_sets import RandomTensors
 
 from engine.errors import BrokenHandoff, BrokenModelFile
 from engine.model.deepseek.config import DeepseekConfig, Quantisation
-from engine.model.deepseek.dspark import DraftModel, pick_likeliest
+from engine.model.deepseek.dspark import DraftModel, pick_each, pick_likeliest
 from engine.model.deepseek.dspark_context import Anchor, DraftPlan
 from engine.model.deepseek.model import DeepseekModel
 from engine.model.deepseek.rope import RotaryTables
 from engine.model.deepseek.rows import SequenceRows
 from engine.model.tensor_source import TensorsInMemory
+from engine.speculation.distribution import probabilities
+from engine.speculation.request_drafts import SampledDrafts
 from engine.training.batches import BatchMaker
 from engine.training.draft import Anchors, DraftPass, initial_drafts
 from engine.training.network import Mode, Network
@@ -30,6 +32,7 @@ from engine.training.parameters import initial_parameters, released_tensors
 from engine.training.rounding import released_rounding
 from engine.training.sublayers import Rounding
 from kernels.operations import select_operations
+from protocol.sampling import SamplingParams
 
 TEXT = text(64)
 QUANTISED = {"released": Quantisation(), "float32": Quantisation.off()}
@@ -190,6 +193,24 @@ def test_picks_feed_the_markov_head(models):
     assert torch.equal(likeliest.confidence[:, :2], other.confidence[:, :2])
     assert not torch.equal(likeliest.confidence[:, 2:], other.confidence[:, 2:])
     assert ((likeliest.confidence >= 0) & (likeliest.confidence <= 1)).all()
+
+
+def test_drafts_are_sampled_by_each_request_as_it_samples(models):
+    """Each by its own parameters and noise; q of each is kept for the verdict."""
+    model, drafts = models
+    cache = read_context(model, drafts, TEXT, 16, slot=1)
+    anchors = [Anchor(0, 9, len(TEXT)), Anchor(1, 9, len(TEXT))]
+    samplings = (SamplingParams(temperature=0.9, top_k=5, seed=3), SamplingParams(temperature=2.0, seed=4))
+    requests = [SampledDrafts(sampling, 7) for sampling in samplings]
+    proposal = drafts.propose(cache, anchors, pick_each([r.pick for r in requests]))
+    assert [r.token_ids for r in requests] == proposal.drafts([5, 5])
+    for request, logits, sampling in zip(requests, proposal.logits.numpy(), samplings, strict=True):
+        for q, row, token in zip(request.drawn_from, logits, request.token_ids, strict=True):
+            assert (q == probabilities(row, sampling)).all()
+            assert q[token] > 0
+        verdict = request.judge(logits[[0, 1, 2]], 2)  # a model that says the same accepts all
+        assert verdict.accepted == 2
+    assert proposal.drafts([1, 0]) == [requests[0].token_ids[:1], []]
 
 
 def test_a_slot_takes_as_many_bytes_as_the_windows_of_its_blocks():
