@@ -51,6 +51,7 @@ def probe(*, state_dir: Path | None = None, toolkit: Path | None = None) -> tupl
         _bubblewrap(),
         *(_oci_runtime(name) for name in ("crun", "runc")),
         *(_cgroup(name, state) for name in cgroups.CONTROLLERS),
+        _socket_memory(),
         *(_substrate(name, state, tools, lacking) for name in SUBSTRATES),
     )
 
@@ -161,6 +162,26 @@ def _cgroup(name: cgroups.Controller, state: Path) -> Capability:
     if wrong:
         return Capability(f"cgroup {name}", status, f"the kernel did not take {', '.join(wrong)}", cost, fix)
     return Capability(f"cgroup {name}", "enforced", f"version {hierarchy.version} at {hierarchy.root}")
+
+
+def _socket_memory() -> Capability:
+    """Never whole: the kernel counts buffers of data, but not every queue of a socket."""
+    title, hierarchies = "socket memory", cgroups.find_hierarchies()
+    cost = "what a sandbox sends and nobody reads counts as nobody's memory"
+    if "memory" not in cgroups.enforceable(hierarchies):
+        fix = "run as root, or let the host delegate a cgroup with this controller"
+        return Capability(title, "missing", "no writable hierarchy counts memory", cost, fix)
+    if cgroups.gaps(hierarchies):
+        detail = "version 1 without memory.kmem.tcp.limit_in_bytes"
+        return Capability(title, "missing", detail, cost, "use version 2, which counts it")
+    queue_bytes = int(Path("/proc/sys/net/core/rmem_default").read_text())
+    return Capability(
+        title,
+        "degraded",
+        "data of TCP, UDP and unix sockets is bounded; errors and netlink's answers are not counted",
+        f"a hostile sandbox may hold up to {queue_bytes >> 10} KiB a socket beyond its limit",
+        "lower pids, a thousand sockets each, or net.core.rmem_default",
+    )
 
 
 def _holds(path: Path, value: str) -> bool:

@@ -63,11 +63,12 @@ _CONSEQUENCE: dict[LimitName, str] = {
 }
 
 
-def settle(asked: Asked, enforceable: frozenset[LimitName]) -> Limits:
+def settle(asked: Asked, enforceable: frozenset[LimitName], gaps: tuple[str, ...] = ()) -> Limits:
     """What holds for `asked` on a host that can enforce `enforceable`.
 
     Raises InvalidArgument for values out of range, and UnsupportedError for a limit that the caller wrote and
-    the host cannot enforce. A default that it cannot enforce is left out and named in `degraded`.
+    the host cannot enforce. A default that it cannot enforce is left out and named in `degraded`, as `gaps`
+    are: what the host leaves open of what it can enforce.
     """
     values = {
         "cpu": asked.cpu,
@@ -94,7 +95,7 @@ def settle(asked: Asked, enforceable: frozenset[LimitName]) -> Limits:
     _check_range("lifetime_s", asked.lifetime_s, 0.001, 30 * 86400)
     if asked.idle_s is not None:
         _check_range("idle_s", asked.idle_s, 0.001, 30 * 86400)
-    return _limits(settled, asked, tuple(degraded))
+    return _limits(settled, asked, (*degraded, *gaps))
 
 
 def _limits(settled: dict[LimitName, float | None], asked: Asked, degraded: tuple[str, ...]) -> Limits:

@@ -111,7 +111,9 @@ class Sandbox:
             id=new_id("sbx"),
             image=image,
             substrate=substrate,
-            limits=settle(asked, cgroups.enforceable(hierarchies) | _LIMITED_WITHOUT_CGROUPS),
+            limits=settle(
+                asked, cgroups.enforceable(hierarchies) | _LIMITED_WITHOUT_CGROUPS, cgroups.gaps(hierarchies)
+            ),
             policy=policy or Policy(),
             labels=MappingProxyType(_checked_labels(labels or {})),
         )

@@ -38,7 +38,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     **{"sethostname": (170, 161), "setdomainname": (171, 162), "iopl": (172, None), "ioperm": (173, None)},
     **{"_sysctl": (156, None), "sysfs": (139, None), "ustat": (136, None), "uselib": (134, None)},
     **{"io_setup": (206, 0), "socket": (41, 198), "socketpair": (53, 199), "ioctl": (16, 29)},
-    **{"clone": (56, 220), "clone3": (435, 435)},
+    **{"clone": (56, 220), "clone3": (435, 435), "setsockopt": (54, 208)},
 }
 
 
@@ -54,16 +54,17 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Calls that fail with `errno` where all conditions hold."""
+    """Calls that fail with `errno` where all conditions hold; with 0 they succeed and do nothing."""
 
     calls: tuple[str, ...]
     errno: int
     conditions: tuple[Condition, ...] = ()
 
 
-_CONDITIONAL = ("socket", "socketpair", "ioctl", "clone", "clone3", "io_setup")
+_CONDITIONAL = ("socket", "socketpair", "setsockopt", "ioctl", "clone", "clone3", "io_setup")
 _UNIX, _INET, _INET6, _NETLINK, _NETLINK_ROUTE = 1, 2, 10, 16, 0
 _NO_FAMILIES = tuple(family for family in range(_NETLINK) if family not in (_UNIX, _INET, _INET6))
+_SOL_SOCKET, _SO_RCVBUF = 1, 8
 _CLONE_NEWUSER = 0x10000000
 # The kernel reads 32 bits of these arguments, so the others must not decide (CVE-2019-10063).
 _LOW = 0xFFFFFFFF
@@ -86,6 +87,13 @@ RULES: tuple[Rule, ...] = (
         ("socket",),
         errno.EPROTONOSUPPORT,
         (Condition(0, "equal", _NETLINK), Condition(2, "above", _NETLINK_ROUTE)),
+    ),
+    # What lies unread in queues of errors and of netlink's answers is no cgroup's memory: a queue keeps its
+    # first size. The kernel too cuts down what is asked for without a word.
+    Rule(
+        ("setsockopt",),
+        0,
+        (Condition(1, "masked", _SOL_SOCKET, _LOW), Condition(2, "masked", _SO_RCVBUF, _LOW)),
     ),
 )
 

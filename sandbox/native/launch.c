@@ -6,6 +6,7 @@
  *     /tmp/root    overlay: the image's skeleton below, the writable layer above
  *     /tmp/upper   the writable layer, on the bounded tmpfs that is mounted at /tmp
  *     /tmp/bundle  config.json, for an OCI runtime
+ * The network namespace is made here too, so that its settings can be written before the sandbox is in it.
  * Sources are opened before /tmp is covered, because they may lie in it, and after the namespace is made,
  * because a mount of another namespace cannot be mounted from. */
 #define _GNU_SOURCE
@@ -14,18 +15,23 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <net/if.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
+#define BUFFER_SIZES "4096 16384 65536" /* least, first, most; bytes of one direction of a TCP connection */
+
 enum { JOIN_SESSION_KEYRING = 1 }; /* of keyctl */
 enum { ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
 
@@ -47,6 +53,7 @@ struct plan {
     int control, config, filter;
     uid_t owner;      /* owner of the writable directories */
     bool drop, userns; /* become the owner; make a user namespace, for want of privilege */
+    bool no_network;   /* make a network namespace with nothing but a loopback */
 };
 
 static void fail(const char *format, ...) {
@@ -92,6 +99,7 @@ static int read_plan(struct plan *plan, int argc, char **argv) {
         if (!strcmp(option, "--")) return i + 1;
         if (!strcmp(option, "--drop")) plan->drop = true;
         else if (!strcmp(option, "--userns")) plan->userns = true;
+        else if (!strcmp(option, "--no-network")) plan->no_network = true;
         else if (!strcmp(option, "--skeleton")) plan->skeleton = next(&i, argc, argv);
         else if (!strcmp(option, "--layer-bytes")) plan->layer_bytes = next(&i, argc, argv);
         else if (!strcmp(option, "--layer-inodes")) plan->layer_inodes = next(&i, argc, argv);
@@ -130,13 +138,33 @@ static int open_place(const char *path) {
     return fd;
 }
 
+/* What a connection may hold although the limit on socket memory is reached: the kernel always grants each
+ * one a little, in proportion to these. A read-only /proc/sys leaves the host's values. */
+static void write_buffer_sizes(const char *path) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 && errno == EROFS) return;
+    if (fd < 0 || write(fd, BUFFER_SIZES, strlen(BUFFER_SIZES)) < 0) fail("write %s", path);
+    close(fd);
+}
+
+static void start_loopback(void) {
+    struct ifreq loopback = {.ifr_name = "lo"};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || ioctl(fd, SIOCGIFFLAGS, &loopback)) fail("find the loopback");
+    loopback.ifr_flags |= IFF_UP;
+    if (ioctl(fd, SIOCSIFFLAGS, &loopback)) fail("start the loopback");
+    close(fd);
+    write_buffer_sizes("/proc/sys/net/ipv4/tcp_rmem");
+    write_buffer_sizes("/proc/sys/net/ipv4/tcp_wmem");
+}
+
 /* Without privilege: a user namespace in which our own uid is 0, so that mounting is allowed. */
 static void enter_namespaces(const struct plan *plan) {
     char map[64];
     uid_t uid = geteuid();
     gid_t gid = getegid();
-    if (unshare(CLONE_NEWNS | (plan->userns ? CLONE_NEWUSER : 0)))
-        fail(plan->userns ? "make a user namespace" : "make a mount namespace");
+    if (unshare(CLONE_NEWNS | (plan->userns ? CLONE_NEWUSER : 0) | (plan->no_network ? CLONE_NEWNET : 0)))
+        fail(plan->userns ? "make a user namespace" : "make namespaces");
     if (plan->userns) {
         write_file("/proc/self/setgroups", "deny");
         snprintf(map, sizeof map, "0 %u 1", uid);
@@ -145,6 +173,7 @@ static void enter_namespaces(const struct plan *plan) {
         write_file("/proc/self/gid_map", map);
     }
     if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL)) fail("make mounts private");
+    if (plan->no_network) start_loopback();
 }
 
 static void make_directory(const char *path, mode_t mode) {

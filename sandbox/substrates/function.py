@@ -18,7 +18,8 @@ from sandbox.substrates.base import (
 # Our own flags instead of --unshare-all, which quietly goes without a user or cgroup namespace. There is no
 # --die-with-parent: it follows the thread that started the sandbox, not the process. Init ends when the
 # control socket closes, which holds for every way in which an owner can go.
-_NAMESPACES = ("user", "ipc", "pid", "net", "uts", "cgroup")
+# The network namespace is launch's.
+_NAMESPACES = ("user", "ipc", "pid", "uts", "cgroup")
 
 
 class FunctionSubstrate:

@@ -6,7 +6,8 @@ from typing import Any
 from sandbox.seccomp import oci_seccomp, this_machine
 from sandbox.substrates.base import HOSTNAME, ROOT_AT, SHM_BYTES, UIDS_A_SANDBOX
 
-_NAMESPACES = ("pid", "mount", "ipc", "uts", "cgroup", "user", "network")
+# The network namespace is that of whoever starts the runtime: launch has made it.
+_NAMESPACES = ("pid", "mount", "ipc", "uts", "cgroup", "user")
 _MASKED = (
     *("acpi", "asound", "config.gz", "interrupts", "kallsyms", "kcore", "keys", "kmsg", "kpagecgroup"),
     *("kpagecount", "kpageflags", "latency_stats", "sched_debug", "scsi", "timer_list", "timer_stats"),

@@ -22,6 +22,7 @@ def test_the_doctor_finds_what_the_other_tests_rely_on(state_dir: Path, toolkit:
     assert found["static init"].status == "enforced"
     assert found["toolkit"].status == "enforced"
     assert found["substrate function"].status == ("enforced" if os.geteuid() == 0 else "degraded")
+    assert found["socket memory"].status == ("degraded" if os.geteuid() == 0 else "missing")
     for each in found.values():
         assert each.status == "enforced" or each.cost or each.fix, each
     audit = check_integrity(state_dir)

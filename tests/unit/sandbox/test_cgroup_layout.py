@@ -34,6 +34,7 @@ def test_version_1_settings():
     assert dict(settings(hierarchy, LIMITS)) == {
         "memory.limit_in_bytes": str(64 << 20),
         "memory.memsw.limit_in_bytes": str(64 << 20),
+        "memory.kmem.tcp.limit_in_bytes": str(8 << 20),
         "pids.max": "32",
         "cpu.cfs_period_us": "100000",
         "cpu.cfs_quota_us": "50000",
@@ -48,6 +49,15 @@ def test_version_2_settings():
         "pids.max": "32",
         "cpu.max": "50000 100000",
     }
+
+
+def test_version_1_that_does_not_count_sockets_says_so(tmp_path: Path):
+    first, second = Hierarchy(tmp_path, 1, EVERYTHING), Hierarchy(tmp_path, 2, EVERYTHING)
+    assert [text.split()[0] for text in cgroups.gaps([first])] == ["sockets"]
+    assert cgroups.gaps([second]) == ()
+    (tmp_path / "memory.kmem.tcp.limit_in_bytes").write_text("")
+    assert cgroups.gaps([first]) == ()
+    assert settle(Asked(), frozenset({"memory"}), ("sockets",)).degraded[-1] == "sockets"
 
 
 def test_a_hierarchy_gets_only_what_it_controls():

@@ -63,13 +63,14 @@ def test_every_plan_joins_its_cgroups_and_bounds_its_layer(name: str):
     ]:
         assert pair in pairwise(options)
     assert "--userns" not in options
+    assert "--no-network" in options
 
 
 def test_function_drops_to_the_sandboxs_uid_before_bubblewrap():
     plan = find_substrate("function").plan(a_blueprint())
     assert "--drop" in plan.options
     assert Path(plan.program[0]).name == "bwrap"
-    assert {"--unshare-user", "--unshare-net", "--unshare-pid", "--disable-userns"} <= set(plan.program)
+    assert {"--unshare-user", "--unshare-pid", "--disable-userns"} <= set(plan.program)
     assert plan.program[-6:] == ("/.dockyard/init", "init", "3", "sbx-1", "0", "0")
     assert ("--seccomp", "4") in pairwise(plan.program)
     assert plan.filter_program
@@ -106,7 +107,7 @@ def test_the_oci_process_has_no_power():
     assert all(not granted for granted in config["process"]["capabilities"].values())
     assert config["process"]["noNewPrivileges"] is True
     assert {each["type"] for each in config["linux"]["namespaces"]} == {
-        *("pid", "mount", "ipc", "uts", "cgroup", "user", "network")
+        *("pid", "mount", "ipc", "uts", "cgroup", "user")
     }
     assert config["linux"]["uidMappings"] == [{"containerID": 0, "hostID": 600_000, "size": 65536}]
     assert "/proc/kcore" in config["linux"]["maskedPaths"]

@@ -80,6 +80,12 @@ def test_the_kernel_is_asked_for_routes_only(machine: Machine):
     assert verdict(machine, "socket", 2, 1, 6) is None
 
 
+def test_receive_buffers_keep_their_size_without_an_error(machine: Machine):
+    assert verdict(machine, "setsockopt", 3, 1, 8) == 0
+    assert verdict(machine, "setsockopt", 3, 1, 7) is None
+    assert verdict(machine, "setsockopt", 3, 6, 8) is None
+
+
 def test_bits_that_the_kernel_does_not_read_change_nothing(machine: Machine):
     for high in (0, 1 << 32, 0xFFFFFFFF << 32):
         assert verdict(machine, "ioctl", 0, high | 0x5412) == errno.EPERM
