@@ -3,11 +3,12 @@
 import asyncio
 import json
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from teams.model_client import ChatMessage, ModelError, http_models
+from teams.model_reply import MAX_REPLY_BYTES
 
 
 class Endpoint:
@@ -31,15 +32,17 @@ class Endpoint:
             self.hung_up.set()
         else:
             status, value = answer
-            data = json.dumps(value).encode()
+            data = value if isinstance(value, bytes) else json.dumps(value).encode()
             writer.write(
                 f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\nconnection: close\r\n"
                 f"content-length: {len(data)}\r\n\r\n".encode()
                 + data
             )
-            await writer.drain()
+            with suppress(ConnectionError):  # the client may have had enough
+                await writer.drain()
         writer.close()
-        await writer.wait_closed()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
     @asynccontextmanager
     async def client(self, **settings):
@@ -118,6 +121,50 @@ def test_a_failure_is_told_once_and_not_retried():
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("status", [200, 503])
+def test_an_answer_that_is_no_json_is_told(status):
+    async def scene():
+        endpoint = Endpoint(lambda body: (status, b"<html>\x1b[31m</html>"))
+        async with endpoint.client() as client:
+            with pytest.raises(ModelError, match=r"no chat completion|HTTP 503: <html>"):
+                await ask(client, seed=None)
+
+    asyncio.run(scene())
+
+
+def test_an_answer_without_an_end_is_cut_off():
+    async def scene():
+        endpoint = Endpoint(lambda body: (200, b" " * (MAX_REPLY_BYTES + 1)))
+        async with endpoint.client() as client:
+            with pytest.raises(ModelError, match="longer than"):
+                await ask(client, seed=None)
+
+    asyncio.run(scene())
+
+
+def test_an_answer_that_drips_ends_at_the_deadline():
+    async def drip(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
+        with suppress(ConnectionError):
+            while not writer.is_closing():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async def scene():
+        endpoint = Endpoint(None)
+        endpoint.serve = drip
+        async with endpoint.client(timeout_s=0.3) as client:
+            with pytest.raises(ModelError, match=r"no whole answer within 0\.3 s"):
+                await ask(client, seed=None)
+
+    asyncio.run(scene())
+
+
 def test_cancelling_a_call_hangs_up():
     async def scene():
         endpoint = Endpoint(lambda body: None)
@@ -135,7 +182,7 @@ def test_cancelling_a_call_hangs_up():
 def test_nobody_there_is_an_error():
     async def scene():
         client = http_models("http://127.0.0.1:9/v1", model="m", run_id="run-1")("ada")
-        with pytest.raises(ModelError, match="Connection error"):
+        with pytest.raises(ModelError, match=r"m: connection refused: http://127\.0\.0\.1:9/v1"):
             await ask(client, seed=None)
         await client.close()
 

@@ -1,14 +1,17 @@
 import asyncio
+import json
+from contextlib import suppress
 
 import httpx
 import pytest
-from openai.types.chat import ChatCompletion
+from hypothesis import given
+from hypothesis import strategies as st
 
 from teams.model_client import ModelError, Phase, completion_of, http_models
 
 
 def reply(**extra):
-    return ChatCompletion.model_validate(
+    return json.dumps(
         {
             "id": "chatcmpl-1",
             "object": "chat.completion",
@@ -20,7 +23,7 @@ def reply(**extra):
             "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9},
             **extra,
         }
-    )
+    ).encode()
 
 
 def span(kind, start_ns, end_ns):
@@ -71,13 +74,52 @@ def test_a_span_that_sticks_out_a_little_is_cut():
     [{"timeline": [span("model.dream", 1, 2)]}, {"timeline": "soon"}, 7, {"timeline": [{"kind": 1}]}],
 )
 def test_a_ledger_that_does_not_fit_is_an_error(ledger):
-    with pytest.raises(ModelError, match="`dockyard` field"):
+    with pytest.raises(ModelError, match=r"no chat completion.*\$\.dockyard"):
         completion_of(reply(dockyard=ledger), 10, 100)
 
 
 def test_a_reply_without_a_choice_is_an_error():
     with pytest.raises(ModelError, match="no choice"):
         completion_of(reply(choices=[]), 10, 100)
+
+
+def message(text):
+    return b'{"choices":[{"message":{"content":' + text + b"}}]}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"<html>502</html>", b"null", b"[]", b"5", b'"yes"', b"{}",
+        b'{"choices":null}', b'{"choices":{"0":1}}', b'{"choices":[5]}', b'{"choices":[{"message":"hi"}]}',
+        message(b"7"), message(b'["hi"]'), message(b'{"text":"hi"}'), message(b'"\xff"'),
+        message(b'"hi"')[:-1] + b',"usage":{"prompt_tokens":"7"}}',
+        message(b'"hi"')[:-1] + b',"usage":{"prompt_tokens":-1}}',
+        message(b'"hi"')[:-1] + b',"usage":{"prompt_tokens":' + b"9" * 10_000 + b"}}",
+        message(b'"hi"')[:-1] + b',"usage":[]}',
+        message(b'"hi"')[:-1] + b',"id":7}',
+        message(b'"hi"')[:-1] + b',"x":' + b"[" * 100_000 + b"}",
+    ],
+)  # fmt: skip
+def test_a_reply_that_is_no_chat_completion_is_an_error_of_the_model(body):
+    with pytest.raises(ModelError, match="no chat completion"):
+        completion_of(body, 10, 100)
+
+
+@given(st.binary() | st.text().map(str.encode) | st.recursive(
+    st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(
+        st.sampled_from(["choices", "message", "content", "usage", "dockyard", "id"]), inner
+    )
+).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+def test_whatever_comes_is_a_completion_or_an_error_of_the_model(body):
+    with suppress(ModelError):
+        assert isinstance(completion_of(body, 10, 100).text, str)
+
+
+def test_half_a_surrogate_becomes_a_character_that_every_file_takes():
+    completion = completion_of(message(rb'"a\ud800b \ud83d\ude00"'), 10, 100)
+    assert completion.text == "a\N{REPLACEMENT CHARACTER}b \N{GRINNING FACE}"
+    assert completion.text.encode()
 
 
 def test_the_agents_of_a_run_share_one_reading_of_the_certificates(monkeypatch):
