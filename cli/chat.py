@@ -1,21 +1,16 @@
 """chat: talk to a served model."""
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from openai import OpenAI, OpenAIError
-from openai.types.chat import ChatCompletionMessageParam
 
 from cli.console import JsonFlag, UrlOption, output, print_json, progress
 from cluster.config import load_config
-from cluster.status import required_url
-from protocol.errors import DockyardError
-from teams.report.wording import visible
+from protocol.visible_text import visible
 
-
-class ChatFailed(DockyardError):
-    """The endpoint answered with an error."""
+if TYPE_CHECKING:
+    from cli.chat_stream import ChatStream
 
 
 def chat(
@@ -32,38 +27,26 @@ def chat(
 
     Example: dockyard chat "Write a Python function that adds two numbers"
     """
+    from cli.chat_stream import ChatStream  # brings httpx
+    from cluster.status import required_url
+
     endpoint = required_url(load_config(model=model), url)
-    client = OpenAI(base_url=f"{endpoint}/v1", api_key="dk-chat", max_retries=0)
-    messages: list[ChatCompletionMessageParam] = []
-    for said in [message] if message is not None else _lines():
-        messages.append({"role": "user", "content": said})
-        reply = _reply(client, messages, model, max_tokens, temperature, quiet=as_json)
-        messages.append({"role": "assistant", "content": reply})
+    messages: list[dict[str, str]] = []
+    settings: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
+    with ChatStream(endpoint, settings) as stream:
+        for said in [message] if message is not None else _lines():
+            messages.append({"role": "user", "content": said})
+            messages.append({"role": "assistant", "content": _reply(stream, messages, quiet=as_json)})
     if as_json:
         print_json({"messages": messages})
 
 
-def _reply(
-    client: OpenAI,
-    messages: list[ChatCompletionMessageParam],
-    model: str,
-    max_tokens: int,
-    temperature: float,
-    *,
-    quiet: bool,
-) -> str:
+def _reply(stream: "ChatStream", messages: list[dict[str, str]], *, quiet: bool) -> str:
     parts: list[str] = []
-    try:
-        stream = client.chat.completions.create(
-            model=model, messages=messages, max_tokens=max_tokens, temperature=temperature, stream=True
-        )
-        for chunk in stream:
-            text = (chunk.choices[0].delta.content or "") if chunk.choices else ""
-            parts.append(text)
-            if not quiet:
-                output.print(visible(text), end="", markup=False)
-    except OpenAIError as error:
-        raise ChatFailed(str(error), hint="dockyard status shows what is running") from error
+    for text in stream.reply(messages):
+        parts.append(text)
+        if not quiet:
+            output.print(visible(text), end="", markup=False)
     if not quiet:
         output.print()
     return "".join(parts)

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from cluster.background import PROGRESS
+from cluster.lifeline import PROGRESS
 from protocol.errors import DockyardError
-from teams.report.wording import visible
+from protocol.visible_text import visible
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line of stdout.")]
 UrlOption = Annotated[
@@ -46,7 +46,7 @@ def show(value: Any, as_json: bool, text: Callable[[], str]) -> None:
     if as_json:
         print_json(value)
     else:
-        output.print(text(), markup=False)
+        output.print(visible(text()), markup=False)
 
 
 def fail(error: DockyardError, as_json: bool) -> None:

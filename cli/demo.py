@@ -18,11 +18,11 @@ from cluster.background import RunningServer
 from cluster.config import load_config
 from cluster.state import StateFolder, is_running, remains
 from protocol.errors import DockyardError
+from protocol.visible_text import visible
 from sandbox.audit import check_integrity
 from teams.agent import AgentLimits
 from teams.report.html import render_html
 from teams.report.text import render_text
-from teams.report.wording import visible
 
 
 class LeftBehind(DockyardError):

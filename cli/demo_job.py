@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from openai import AsyncOpenAI
-
 from cli.teams import run_live, run_replay, run_samplers, team_json
 from cli.wiring import ModelAt, Workbench
 from evals.bugs import recipe_names
@@ -109,6 +107,8 @@ def demo_json(result: DemoResult, workers: list[dict[str, Any]], model: str) -> 
 
 
 async def _greet(model: str, endpoint: str) -> str:
+    from openai import AsyncOpenAI  # takes a second
+
     async with AsyncOpenAI(base_url=endpoint, api_key="dk-demo", max_retries=0) as client:
         stream = await client.chat.completions.create(
             model=model,

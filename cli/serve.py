@@ -9,10 +9,8 @@ import typer
 from cli.console import JsonFlag, output, print_json, show, step
 from cluster.background import start_in_background
 from cluster.config import DockyardConfig, load_config
-from cluster.health import machine_summary
 from cluster.lifeline import Stopped, die_with_parent, signals_held
 from cluster.state import StateFolder, end_deployment, is_alive
-from cluster.status import live_status
 from sandbox.audit import sweep
 
 if TYPE_CHECKING:
@@ -106,6 +104,9 @@ def status(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
 
     Example: dockyard status --json
     """
+    from cluster.health import machine_summary  # these two bring networkx and httpx
+    from cluster.status import live_status
+
     settings = load_config(config)
     state = StateFolder(settings.state_dir)
     deployments = [live_status(record) for record in state.records() if is_alive(record)]

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cluster.config import DockyardConfig, child_environment
+from cluster.lifeline import PROGRESS
 from cluster.state import DeploymentRecord, StateFolder, end_deployment, is_alive
 from protocol.errors import DockyardError
 
 _STOP_S = 60.0
 _RAY_S = 60.0  # for Ray to start on a busy machine; a quiet one takes five seconds
 _GLANCE_S = 0.2  # how often the log is looked at for progress
-PROGRESS = "· "  # how a line of progress begins
 
 Say = Callable[[str], None]
 

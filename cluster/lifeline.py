@@ -12,6 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
+PROGRESS = "· "  # how a line of progress begins, by which a parent finds it in a log
 _PR_SET_PDEATHSIG = 1
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 

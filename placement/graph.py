@@ -4,12 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import networkx
-
 from protocol.errors import InvalidInput
 
-# networkx has no type stubs that a strict checker accepts; nothing untyped leaves this file.
-_nx: Any = networkx
+
+def _networkx() -> Any:
+    """Loaded with the first graph: it takes half a second, and most commands make none. It has no type stubs
+    that a strict checker accepts; nothing untyped leaves this file."""
+    import networkx
+
+    return networkx
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Graph:
     """Places and the links between them. Never changes once it is made; safe from any thread."""
 
     def __init__(self, places: Iterable[str], links: Iterable[Link]) -> None:
-        self._graph: Any = _nx.Graph()
+        self._graph: Any = _networkx().Graph()
         self._graph.add_nodes_from(places)
         for link in links:
             self._graph.add_edge(link.a, link.b, weight=link.distance)
@@ -39,9 +42,10 @@ class Graph:
         """Length of the shortest way; infinite where there is none. InvalidInput for an unknown place."""
         self._check(a)
         self._check(b)
+        nx = _networkx()
         try:
-            return float(_nx.shortest_path_length(self._graph, a, b, weight="weight"))
-        except networkx.NetworkXNoPath:
+            return float(nx.shortest_path_length(self._graph, a, b, weight="weight"))
+        except nx.NetworkXNoPath:
             return float("inf")
 
     def _check(self, place: str) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from html import escape
 
-from teams.report.wording import visible
+from protocol.visible_text import visible
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,9 @@
 """How values read: figures in few digits, and text of unknown origin made harmless for any screen."""
 
-import re
+from protocol.visible_text import visible
 
-# C0 and C1 controls but newline and tab, marks that turn the direction of text, and halves of surrogates.
-_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 MAX_CHARS = 20_000
 """Longest text that a report shows of one turn; a model that prints for ever must not fill the page."""
-
-
-def visible(text: str) -> str:
-    """The text with every character that could steer a terminal or a page replaced by a visible mark."""
-    return _HIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def one_line(text: str, width: int) -> str:

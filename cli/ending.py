@@ -1,0 +1,42 @@
+"""How a command ends when it is told to: SIGTERM takes the way of Ctrl-C; the exit code says which it was."""
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Ending:
+    """What this process does on Ctrl-C and SIGTERM. One a process, for its main thread."""
+
+    def __init__(self) -> None:
+        self.number = signal.SIGINT  # of the signal that came
+
+    def at_once(self) -> None:
+        """End where it stands, without a word: nothing has been started, and an exception could be lost in
+        the middle of an import."""
+        for number in _SIGNALS:
+            _handle(number, _leave)
+
+    def in_order(self) -> None:
+        """Raise KeyboardInterrupt, or cancel the running event loop's main task, as Ctrl-C does."""
+        _handle(signal.SIGINT, signal.default_int_handler)
+        _handle(signal.SIGTERM, self._terminate)
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self.number = signal.SIGTERM
+        interrupt = signal.getsignal(signal.SIGINT)  # an event loop that runs has put its own there
+        if not callable(interrupt):
+            raise KeyboardInterrupt
+        interrupt(number, frame)
+
+
+def _handle(number: signal.Signals, handler: Callable[[int, FrameType | None], object]) -> None:
+    if signal.getsignal(number) is not signal.SIG_IGN:  # as of a job in the background
+        signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
