@@ -69,6 +69,7 @@ def _worker(config: DockyardConfig, role: Role, placement: WorkerPlacement) -> W
         role=role,
         threads=threads,
         operations=workers.operations,
+        profile=workers.profile,
         kv_cache_bytes=workers.kv_cache_bytes,
         max_sequences=workers.max_sequences,
         token_budget=workers.token_budget,

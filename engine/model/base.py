@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.chat.tokenizer import ChatTokenizer
+from engine.errors import InvalidRequest
 from kernels.operations import Operations
 from protocol.handoff import KvPayload, StateLayout
 
@@ -41,6 +42,18 @@ class Held:
     blocks: Sequence[int]
     num_positions: int
     bounds: Bounds
+
+
+def check_prompt(token_ids: Sequence[int], vocabulary: int, max_positions: int) -> None:
+    """Raises InvalidRequest: no ids, too many, or one that the model does not have."""
+    if not 0 < len(token_ids) <= max_positions:
+        raise InvalidRequest(
+            f"{len(token_ids)} token ids, expected 1 to {max_positions}", parameter="prompt_ids"
+        )
+    if not all(0 <= token < vocabulary for token in token_ids):
+        raise InvalidRequest(
+            f"a token id lies outside the vocabulary of {vocabulary}", parameter="prompt_ids"
+        )
 
 
 class State(Protocol):
@@ -106,7 +119,10 @@ class Model(Protocol):
     def tokenizer(self) -> ChatTokenizer: ...
 
     def logits(self, token_ids: Sequence[int], last_only: bool = False) -> Tensor:
-        """One full exact forward over a prompt: [T, V] float32, or [V] of the last position."""
+        """One full exact forward over a prompt: [T, V] float32, or [V] of the last position.
+
+        Raises InvalidRequest as `check_prompt`.
+        """
         ...
 
     def close(self) -> None: ...

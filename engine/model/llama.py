@@ -14,7 +14,7 @@ from engine.chat.tokenizer import ChatTokenizer, tokenizer_from_gguf
 from engine.errors import BrokenModelFile
 from engine.gguf_file import GgufFile
 from engine.model import fingerprint
-from engine.model.base import Bounds
+from engine.model.base import Bounds, check_prompt
 from engine.model.llama_state import LlamaState
 from engine.model.weights import WeightReader
 from kernels.operations import DecoderLayer, DecoderStack, Operations, Rope, Rows, Weight
@@ -124,7 +124,7 @@ class LlamaModel:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint.of_gguf(self.config, self.file)
+        return fingerprint.of_gguf((self.config, self.operations.profile), self.file)
 
     @property
     def resumes_exactly(self) -> bool:
@@ -169,7 +169,11 @@ class LlamaModel:
         return self.operations.linear(normed, (self._head,))[0]
 
     def logits(self, token_ids: Sequence[int], last_only: bool = False) -> Tensor:
-        """One full forward over a prompt: [T, V] float32, or [V] of the last position."""
+        """One full forward over a prompt: [T, V] float32, or [V] of the last position.
+
+        Raises InvalidRequest.
+        """
+        check_prompt(token_ids, self.vocabulary, self.max_positions)
         count = len(token_ids)
         rows = Rows(
             torch.arange(count), torch.zeros(count, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int32)

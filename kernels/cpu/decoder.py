@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import CDecoder, CLayer
-from kernels.cpu.structures import c_paging, c_weight, check_weight
+from kernels.cpu.structures import c_paging, c_weight, check_range, check_weight
 from kernels.operations import DecoderLayer, DecoderStack, Rows, Weight
 
 _LANES, _MAX_HEAD = 16, 512  # of the widest vectors, of one head
@@ -43,6 +43,7 @@ class CpuDecoder:
         assert x_TC.is_contiguous()
         assert cache.is_contiguous()
         assert (cache.shape[0], *cache.shape[4:]) == (len(self._layers), first.k.rows // d, d)
+        check_range(rows.positions, len(self._stack.rope.table))
         paging = c_paging(cache[0], rows, heads=first.q.rows // d)
         status = self._library.dockyard_decode(
             ctypes.byref(self._decoder), ctypes.byref(paging), cache.stride(0), x_TC.data_ptr(), len(x_TC),

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.cpu.decoder import CpuDecoder
 from kernels.cpu.library import CWeight, load
 from kernels.cpu.packing import pack
-from kernels.cpu.structures import FORMATS, c_paging, c_weight, check_weight, row_bytes
+from kernels.cpu.structures import FORMATS, c_paging, c_weight, check_range, check_weight, row_bytes
 from kernels.operations import Decoder, DecoderStack, Profile, Rope, Rows, Weight
 
 _LANES, _MAX_HEAD = 16, 512  # of the widest vectors, of one head
@@ -37,7 +37,7 @@ class CpuOperations:
         assert not table.packed
         check_weight(table, table.columns)
         assert ids.dtype == torch.int64
-        assert not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < table.rows
+        check_range(ids, table.rows)
         out = torch.empty(len(ids), table.columns)
         self._library.dockyard_gather(
             table.data.data_ptr(), row_bytes(table), FORMATS[table.format], ids.data_ptr(), len(ids),
@@ -75,6 +75,7 @@ class CpuOperations:
         assert rope.table.shape[1] == d
         assert positions_M.dtype == torch.int64
         assert len(positions_M) == m
+        check_range(positions_M, len(rope.table))
         self._library.dockyard_rope(
             x_MHD.data_ptr(), rope.table.data_ptr(), positions_M.data_ptr(), m, heads, d
         )

@@ -36,16 +36,24 @@ def c_weight(weight: Weight, out: Tensor | None) -> CWeight:
 
 
 def c_paging(cache: Tensor, rows: Rows, heads: int) -> CPaging:
-    """One layer's cache and the rows of a step."""
-    _, _, block, kv_heads, d = cache.shape
+    """One layer's cache and the rows of a step. Every block that C will touch is one of the cache's."""
+    num_blocks, _, block, kv_heads, d = cache.shape
     assert cache.dtype == torch.float32
     assert rows.tables.dtype == torch.int32
     assert rows.positions.dtype == rows.sequences.dtype == torch.int64
     assert len(rows.positions) == len(rows.sequences)
+    check_range(rows.positions, rows.tables.shape[1] * block)
+    check_range(rows.sequences, rows.tables.shape[0])
+    check_range(rows.tables, num_blocks)
     return CPaging(
         cache.data_ptr(), rows.tables.data_ptr(), rows.sequences.data_ptr(), rows.positions.data_ptr(),
         rows.tables.shape[1], block, kv_heads, heads, d,
     )  # fmt: skip
+
+
+def check_range(indices: Tensor, size: int) -> None:
+    """Each is a place of a table of that size."""
+    assert not indices.numel() or 0 <= int(indices.min()) <= int(indices.max()) < size
 
 
 def _group(weight: Weight) -> int:

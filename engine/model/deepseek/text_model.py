@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.model.base import check_prompt
 from engine.model.deepseek.cache import SequenceCache
 from engine.model.deepseek.rows import SequenceRows
 from engine.model.deepseek.shape import TextShape
@@ -57,6 +58,7 @@ class TextModel(ABC):
         self, token_ids: Sequence[int], last_only: bool = False, observer: Observer | None = None
     ) -> Tensor:
         """One full exact forward without replay: [T, V] float32, or [V] of the last position."""
+        check_prompt(token_ids, self.shape.vocab_size, self.shape.max_position_embeddings)
         block = math.lcm(64, *(r for r in map(self.shape.ratio, range(self.shape.num_hidden_layers)) if r))
         num_blocks = -(-len(token_ids) // block)
         cache, ids = self.new_cache(num_blocks, block, 1), torch.tensor(token_ids, dtype=torch.int64)

@@ -6,7 +6,7 @@ import pytest
 from engine_runs import drain, finish, small_engine
 from tiny_gguf import EOS, TOKENS, byte_ids, write_tiny_gguf
 
-from engine import Engine, Request, SamplingParams
+from engine import Engine, Request, SamplingParams, load_model
 from engine.chat.tokenizer import ChatTokenizer
 from engine.errors import InvalidRequest, Overloaded
 from protocol.errors import DockyardError
@@ -193,3 +193,16 @@ def test_a_long_prompt_of_high_priority_does_not_stop_those_that_decode(
     engine.add(Request("long", PROMPT * 20, FREE, priority=-1))
     for _ in range(5):
         assert "decoding" in [output.request_id for output in engine.step().tokens]
+
+
+@pytest.mark.parametrize("ids", [[], [0] * 513, [-1], [10**6]])
+def test_logits_of_ids_that_the_model_does_not_take_are_refused(
+    tiny_model: Path, cpu_library: Path, ids: list[int]
+) -> None:
+    with pytest.raises(InvalidRequest):
+        load_model(str(tiny_model)).logits(ids)
+
+
+def test_profiles_take_no_hand_offs_of_each_other(tiny_model: Path, cpu_library: Path) -> None:
+    exact, fast = (small_engine(tiny_model, profile=profile) for profile in ("exact", "fast"))
+    assert exact.fingerprint != fast.fingerprint

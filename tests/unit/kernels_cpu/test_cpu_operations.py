@@ -215,3 +215,23 @@ def test_without_a_compiler_the_build_says_what_it_costs(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingCapability, match="no C compiler"):
         build()
+
+
+def test_what_lies_outside_a_table_never_reaches_c(operations):
+    """C would read foreign memory."""
+    rope = Rope.of(10_000.0, 32, 8)
+    x = torch.zeros(1, 2, 32)
+    for position in (8, -1):
+        with pytest.raises(AssertionError):
+            operations.rope_(x, rope, torch.tensor([position]))
+    cache = torch.zeros(2, 2, 4, 1, 32)
+
+    def rows(position: int, sequence: int, block: int) -> Rows:
+        tables = torch.tensor([[0, block]], dtype=torch.int32)
+        return Rows(torch.tensor([position]), torch.tensor([sequence]), tables)
+
+    k = torch.zeros(1, 1, 32)
+    operations.store_kv(cache, rows(7, 0, 1), k, k)
+    for outside in (rows(8, 0, 1), rows(0, 1, 1), rows(7, 0, 2), rows(7, 0, -1)):
+        with pytest.raises(AssertionError):
+            operations.store_kv(cache, outside, k, k)
