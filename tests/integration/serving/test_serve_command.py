@@ -22,6 +22,7 @@ from cluster.state import DeploymentRecord, StateFolder, marked_processes
 from cluster.status import outstanding_bytes
 from engine import Engine, EngineConfig, SamplingParams
 from engine.chat.template import ChatTemplate
+from engine.gguf_file import open_gguf
 
 START_S = 120.0
 ASKED: dict[str, Any] = {
@@ -109,9 +110,9 @@ def server(home: Path, smollm2_file: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def expected(smollm2_file: Path) -> str:
-    """The monolithic engine's answer, in this process."""
-    engine = Engine(EngineConfig(threads=1, kv_cache_bytes=64 << 20))
-    template = ChatTemplate(engine.model.file.require("tokenizer.chat_template"), {})
+    """The monolithic engine's answer, in this process and in the profile that servers run."""
+    engine = Engine(EngineConfig(threads=1, kv_cache_bytes=64 << 20, profile="fast"))
+    template = ChatTemplate(open_gguf(smollm2_file).require("tokenizer.chat_template"), {})
     return engine.generate([template.render(ASKED["messages"])], SamplingParams(max_tokens=16))[0]
 
 
