@@ -18,9 +18,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.checkpoint.source import open_checkpoint
-from engine.model.deepseek.rows import SequenceRows
+from engine.model.deepseek.hyper_connections import Stream
+from engine.model.deepseek.rows import Rows, SequenceRows
 from engine.model.deepseek_v4.config import DeepseekV4Config, V4Quantisation
 from engine.model.deepseek_v4.model import DeepseekV4Model
+from engine.model.deepseek_v4.mtp import DraftBlock
+from engine.model.tensor_source import TensorSource
 from kernels.operations import select_operations
 
 TOLERANCE, TIE = 2e-5, 1e-6
@@ -42,6 +45,19 @@ class Tally:
 
 
 TALLY = Tally()
+YARN = {
+    "rope_type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1,
+    "original_max_position_embeddings": 256,
+}  # fmt: skip
+FIELDS: dict[str, Any] = {
+    "vocab_size": 128, "hidden_size": 64, "moe_intermediate_size": 32, "num_attention_heads": 4,
+    "num_key_value_heads": 1, "head_dim": 32, "qk_rope_head_dim": 8, "q_lora_rank": 24, "o_groups": 2,
+    "o_lora_rank": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
+    "sliding_window": 16, "index_n_heads": 16, "index_head_dim": 16, "index_topk": 4, "hc_mult": 4,
+    "hc_sinkhorn_iters": 20, "max_position_embeddings": 4096, "rope_theta": 1e4,
+    "compress_rope_theta": 1.6e5, "rope_parameters": YARN, "initializer_range": 0.1, "pad_token_id": None,
+    "num_nextn_predict_layers": 0,
+}  # fmt: skip
 
 
 @st.composite
@@ -51,22 +67,15 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         st.permutations([WINDOW, CSA, HCA, *draw(st.lists(st.sampled_from([CSA, HCA]), max_size=3))])
     )
     rates = {CSA: draw(st.sampled_from([2, 4])), HCA: draw(st.sampled_from([8, 16]))}
-    yarn = {"rope_type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1,
-            "original_max_position_embeddings": 256}  # fmt: skip
     experts = draw(st.sampled_from([4, 8]))
-    return {
-        "vocab_size": 128, "hidden_size": draw(st.sampled_from([48, 64])), "moe_intermediate_size": 32,
-        "num_hidden_layers": len(kinds), "num_attention_heads": draw(st.sampled_from([4, 6])),
-        "num_key_value_heads": 1, "head_dim": draw(st.sampled_from([32, 40])), "qk_rope_head_dim": 8,
-        "q_lora_rank": 24, "o_groups": draw(st.sampled_from([1, 2])), "o_lora_rank": 16,
+    return FIELDS | {
+        "num_hidden_layers": len(kinds), "layer_types": kinds, "compress_rates": rates,
+        "hidden_size": draw(st.sampled_from([48, 64])), "head_dim": draw(st.sampled_from([32, 40])),
+        "num_attention_heads": draw(st.sampled_from([4, 6])), "o_groups": draw(st.sampled_from([1, 2])),
         "n_routed_experts": experts, "num_experts_per_tok": draw(st.integers(1, experts // 2)),
-        "n_shared_experts": 1, "sliding_window": draw(st.sampled_from([8, 16])), "layer_types": kinds,
-        "compress_rates": rates, "num_hash_layers": draw(st.integers(0, 2)),
-        "index_n_heads": draw(st.sampled_from([16, 24])), "index_head_dim": 16,
-        "index_topk": draw(st.integers(2, 6)), "hc_mult": draw(st.sampled_from([2, 4])),
-        "hc_sinkhorn_iters": 20, "max_position_embeddings": 4096, "rope_theta": 1e4,
-        "compress_rope_theta": 1.6e5, "rope_parameters": draw(st.sampled_from([yarn, None])),
-        "initializer_range": 0.1, "pad_token_id": None, "num_nextn_predict_layers": 0,
+        "num_hash_layers": draw(st.integers(0, 2)), "sliding_window": draw(st.sampled_from([8, 16])),
+        "index_n_heads": draw(st.sampled_from([16, 24])), "index_topk": draw(st.integers(2, 6)),
+        "hc_mult": draw(st.sampled_from([2, 4])), "rope_parameters": draw(st.sampled_from([YARN, None])),
     }  # fmt: skip
 
 
@@ -138,6 +147,19 @@ def ours_of(model: Any, folder: Path) -> DeepseekV4Model:
     return ours
 
 
+class LastStreams:
+    """An observer that keeps the streams behind a layer."""
+
+    def __init__(self, layer: int, kept: list[Tensor]) -> None:
+        self._layer, self._kept = layer, kept
+
+    def left(self, layer: int, stream: Stream, rows: Rows) -> None:
+        if layer == self._layer:
+            self._kept.append(stream.x)
+
+    def selected(self, layer: int, groups_TK: Tensor, blocks: dict[int, Tensor], rows: Rows) -> None: ...
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -173,6 +195,83 @@ def test_logits_equal_transformers(cpu_library: Path, fields: dict[str, Any], se
     TALLY.tied += int(tied.sum())
     TALLY.behind += COUNT - clear - int(tied.sum())
     TALLY.worst = max(TALLY.worst, worst)
+
+
+class AsDraft:
+    """A source in which the draft block's layer is another name for layer 1, and the rest is random."""
+
+    def __init__(self, tensors: dict[str, Tensor], source: TensorSource) -> None:
+        self._tensors, self._source = tensors, source
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name in self._tensors:
+            return self._tensors[name]
+        return self._source.take(name.replace("mtp.0.", "layers.1."), shape)
+
+    def check_all_taken(self) -> None: ...
+
+
+def draft_tensors(channels: int, streams: int) -> dict[str, Tensor]:
+    shapes = {
+        "e_proj.weight": (channels, channels), "h_proj.weight": (channels, channels),
+        "enorm.weight": (channels,), "hnorm.weight": (channels,), "norm.weight": (channels,),
+        "hc_head_fn": (streams, streams * channels), "hc_head_base": (streams,), "hc_head_scale": (1,),
+    }  # fmt: skip
+    return {f"mtp.0.{name}": torch.randn(shape) * shape[-1] ** -0.5 for name, shape in shapes.items()}
+
+
+def their_draft(model: Any, ids: Tensor, tensors: dict[str, Tensor]) -> Tensor:
+    """Appendix A.1's formula around transformers' own layer and hyper-head."""
+
+    def normed(x: Tensor, name: str) -> Tensor:
+        mean = x.square().mean(-1, keepdim=True)
+        return x * (mean + model.config.rms_norm_eps).rsqrt() * tensors[f"mtp.0.{name}.weight"]
+
+    streams: list[Tensor] = []
+    hook = model.model.layers[-1].register_forward_hook(lambda _, __, out: streams.append(out))
+    model(ids[None, :-1])
+    hook.remove()
+    positions = torch.arange(len(ids) - 1)[None]
+    of_token = normed(model.model.embed_tokens(ids[1:]), "enorm") @ tensors["mtp.0.e_proj.weight"].T
+    x = normed(streams[0], "hnorm") @ tensors["mtp.0.h_proj.weight"].T + of_token[None, :, None]
+    distance = positions[0][:, None] - positions[0]
+    hidden = (distance < 0) | (distance >= model.config.sliding_window)
+    mask = torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)[None, None]
+    rotary = {"main": model.model.rotary_emb(x, position_ids=positions, layer_type="main")}
+    x = model.model.layers[1](
+        x, position_embeddings=rotary, position_ids=positions, attention_mask=mask, input_ids=ids[None, 1:]
+    )
+    head = model.model.hc_head
+    for part in ("fn", "base", "scale"):
+        getattr(head, f"hc_{part}").copy_(tensors[f"mtp.0.hc_head_{part}"])
+    return model.lm_head(normed(head(x), "norm"))[0]
+
+
+@torch.inference_mode()
+def test_the_draft_block_equals_its_formula_around_transformers_layer(
+    cpu_library: Path, tmp_path: Path
+) -> None:
+    """Layer 1 of a model of window layers serves as the draft block's layer, on both sides."""
+    fields = FIELDS | {"num_hidden_layers": 2, "layer_types": [WINDOW, WINDOW], "num_hash_layers": 1}
+    with torch.inference_mode(False):
+        theirs = reference_model(fields, 7)
+    theirs.save_pretrained(tmp_path)
+    saved = open_checkpoint(tmp_path)
+    raw = {**saved.folder.config, "num_nextn_predict_layers": 1}
+    tensors = draft_tensors(64, 4)
+    source = AsDraft(tensors, saved)
+    ours = DeepseekV4Model(
+        DeepseekV4Config.from_dict(raw, V4Quantisation.off()), source, select_operations(1)
+    )
+    ids = torch.randint(0, 128, (40,))
+    streams: list[Tensor] = []
+    cache, rows = ours.new_cache(3, 16, 1), [SequenceRows(0, range(3), 0, 39)]
+    ours.forward(ids[:-1], rows, cache, LastStreams(1, streams))
+    found, _ = DraftBlock(ours, source).forward(ids[1:], streams[0], rows, cache)
+    assert (found - their_draft(theirs, ids, tensors)).abs().max() < TOLERANCE
 
 
 def test_ties_are_few_and_counted(record_property: Any) -> None:
