@@ -66,6 +66,15 @@ bool exec_frame_is_sound(const struct frame *frame);
 /* files.c */
 void serve_file(int socket, const struct frame *frame);
 
+/* namespaces.c, for launch: each ends the process with a message when it cannot */
+void fail(const char *format, ...);
+void write_text(const char *path, const char *text);
+void start_loopback(void);
+void lower_limits(void);
+void lower_counts(void);
+void drop_to(uid_t uid);
+void make_user_namespace(const char *place, uid_t owner, uid_t num_ids);
+
 /* the two modes */
 int launch(int argc, char **argv);
 int run_init(int argc, char **argv);

@@ -6,6 +6,7 @@
  *     /tmp/root    overlay: the image's skeleton below, the writable layer above
  *     /tmp/upper   the writable layer, on the bounded tmpfs that is mounted at /tmp
  *     /tmp/bundle  config.json, for an OCI runtime
+ *     /tmp/user    a user namespace, for an OCI runtime
  * The network namespace is made here too, so that its settings can be written before the sandbox is in it.
  * Sources are opened before /tmp is covered, because they may lie in it, and after the namespace is made,
  * because a mount of another namespace cannot be mounted from. */
@@ -14,24 +15,16 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
-#include <net/if.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
-#define BUFFER_SIZES "4096 16384 65536" /* least, first, most; bytes of one direction of a TCP connection */
-
 enum { JOIN_SESSION_KEYRING = 1 }; /* of keyctl */
 enum { ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
 
@@ -51,27 +44,11 @@ struct plan {
     struct bind binds[MAX_ITEMS];
     int num_cgroups, num_hidden, num_masks, num_writable, num_binds;
     int control, config, filter;
-    uid_t owner;      /* owner of the writable directories */
+    uid_t owner;       /* of the writable directories */
+    uid_t num_ids;     /* in a user namespace for the runtime to join; 0 = it makes its own */
     bool drop, userns; /* become the owner; make a user namespace, for want of privilege */
     bool no_network;   /* make a network namespace with nothing but a loopback */
 };
-
-static void fail(const char *format, ...) {
-    int reason = errno;
-    va_list arguments;
-    va_start(arguments, format);
-    fprintf(stderr, "dockyard-init: ");
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, ": %s\n", strerror(reason));
-    va_end(arguments);
-    exit(125);
-}
-
-static void write_file(const char *path, const char *text) {
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0 || write(fd, text, strlen(text)) < 0) fail("write '%s' to %s", text, path);
-    close(fd);
-}
 
 static const char *next(int *i, int argc, char **argv) {
     if (++*i < argc) return argv[*i];
@@ -107,6 +84,7 @@ static int read_plan(struct plan *plan, int argc, char **argv) {
         else if (!strcmp(option, "--config")) plan->config = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--filter")) plan->filter = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--owner")) plan->owner = (uid_t)strtoul(next(&i, argc, argv), NULL, 10);
+        else if (!strcmp(option, "--ids")) plan->num_ids = (uid_t)strtoul(next(&i, argc, argv), NULL, 10);
         else if (!strcmp(option, "--cgroup")) add(plan->cgroups, &plan->num_cgroups, next(&i, argc, argv));
         else if (!strcmp(option, "--hide")) add(plan->hidden, &plan->num_hidden, next(&i, argc, argv));
         else if (!strcmp(option, "--mask")) add(plan->masks, &plan->num_masks, next(&i, argc, argv));
@@ -128,7 +106,7 @@ static void join_cgroups(const struct plan *plan) {
     char path[4096];
     for (int i = 0; i < plan->num_cgroups; i++) {
         snprintf(path, sizeof path, "%s/cgroup.procs", plan->cgroups[i]);
-        write_file(path, "0");
+        write_text(path, "0");
     }
 }
 
@@ -136,26 +114,6 @@ static int open_place(const char *path) {
     int fd = open(path, O_PATH | O_CLOEXEC);
     if (fd < 0) fail("open %s", path);
     return fd;
-}
-
-/* What a connection may hold although the limit on socket memory is reached: the kernel always grants each
- * one a little, in proportion to these. A read-only /proc/sys leaves the host's values. */
-static void write_buffer_sizes(const char *path) {
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0 && errno == EROFS) return;
-    if (fd < 0 || write(fd, BUFFER_SIZES, strlen(BUFFER_SIZES)) < 0) fail("write %s", path);
-    close(fd);
-}
-
-static void start_loopback(void) {
-    struct ifreq loopback = {.ifr_name = "lo"};
-    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || ioctl(fd, SIOCGIFFLAGS, &loopback)) fail("find the loopback");
-    loopback.ifr_flags |= IFF_UP;
-    if (ioctl(fd, SIOCSIFFLAGS, &loopback)) fail("start the loopback");
-    close(fd);
-    write_buffer_sizes("/proc/sys/net/ipv4/tcp_rmem");
-    write_buffer_sizes("/proc/sys/net/ipv4/tcp_wmem");
 }
 
 /* Without privilege: a user namespace in which our own uid is 0, so that mounting is allowed. */
@@ -166,11 +124,12 @@ static void enter_namespaces(const struct plan *plan) {
     if (unshare(CLONE_NEWNS | (plan->userns ? CLONE_NEWUSER : 0) | (plan->no_network ? CLONE_NEWNET : 0)))
         fail(plan->userns ? "make a user namespace" : "make namespaces");
     if (plan->userns) {
-        write_file("/proc/self/setgroups", "deny");
+        write_text("/proc/self/setgroups", "deny");
         snprintf(map, sizeof map, "0 %u 1", uid);
-        write_file("/proc/self/uid_map", map);
+        write_text("/proc/self/uid_map", map);
         snprintf(map, sizeof map, "0 %u 1", gid);
-        write_file("/proc/self/gid_map", map);
+        write_text("/proc/self/gid_map", map);
+        lower_counts();
     }
     if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL)) fail("make mounts private");
     if (plan->no_network) start_loopback();
@@ -244,10 +203,6 @@ static void leave_session_keyring(void) {
         fail("make a session keyring");
 }
 
-static void drop_to(uid_t uid) {
-    if (setgroups(0, NULL) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid)) fail("become uid %u", uid);
-}
-
 int launch(int argc, char **argv) {
     struct plan plan = {.control = -1, .config = -1, .filter = -1};
     int program = read_plan(&plan, argc, argv);
@@ -257,6 +212,7 @@ int launch(int argc, char **argv) {
     }
     setsid(); /* a Ctrl-C at the owner's terminal is the owner's to handle */
     join_cgroups(&plan);
+    lower_limits(); /* before there is a user namespace, which takes them over */
     enter_namespaces(&plan);
     int skeleton = open_place(plan.skeleton);
     for (int i = 0; i < plan.num_binds; i++) plan.binds[i].fd = open_place(plan.binds[i].source);
@@ -265,6 +221,7 @@ int launch(int argc, char **argv) {
     mount_layer(&plan, skeleton);
     mount_image(&plan);
     if (plan.config >= 0) copy_config(plan.config);
+    if (plan.num_ids) make_user_namespace("/tmp/user", plan.owner, plan.num_ids);
     keep_only(plan.control, plan.filter);
     if (chdir("/")) fail("chdir /");
     if (plan.drop) drop_to(plan.owner);

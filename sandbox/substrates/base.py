@@ -17,6 +17,7 @@ CONTROL_FD = 3  # where launch puts the control socket; what init is told to ser
 FILTER_FD = 4  # where launch puts the filter of system calls, for bubblewrap
 ROOT_AT = "/tmp/root"  # where launch mounts the sandbox's root, in its own mount namespace
 BUNDLE_AT = "/tmp/bundle"
+USER_NAMESPACE_AT = "/tmp/user"  # where launch puts one, for an OCI runtime to join
 SHM_BYTES = 64 << 20
 HOSTNAME = "dockyard"
 UIDS_A_SANDBOX = 65536

@@ -6,7 +6,14 @@ from pathlib import Path
 
 from sandbox.errors import UnsupportedError
 from sandbox.seccomp import this_machine
-from sandbox.substrates.base import BUNDLE_AT, Blueprint, LaunchPlan, init_command, launch_options
+from sandbox.substrates.base import (
+    BUNDLE_AT,
+    UIDS_A_SANDBOX,
+    Blueprint,
+    LaunchPlan,
+    init_command,
+    launch_options,
+)
 from sandbox.substrates.oci import oci_config
 
 RUNTIMES = ("crun", "runc")  # in order of preference: crun starts in a third of the time
@@ -30,7 +37,7 @@ class ContainerSubstrate:
         """Launch mounts the root and runs the runtime in the foreground, as the sandbox's parent."""
         runtime = find_runtime(blueprint.runtime)
         name = Path(runtime).name
-        options = launch_options(blueprint)
+        options = [*launch_options(blueprint), "--ids", str(UIDS_A_SANDBOX)]
         program = [runtime, "--root", _STATE_AT]
         if name == "crun":
             # Launch has joined the groups; crun is to leave cgroups alone, and refuses to where it sees both

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandbox.seccomp import oci_seccomp, this_machine
-from sandbox.substrates.base import HOSTNAME, ROOT_AT, SHM_BYTES, UIDS_A_SANDBOX
+from sandbox.substrates.base import HOSTNAME, ROOT_AT, SHM_BYTES, UIDS_A_SANDBOX, USER_NAMESPACE_AT
 
 # The network namespace is that of whoever starts the runtime: launch has made it.
-_NAMESPACES = ("pid", "mount", "ipc", "uts", "cgroup", "user")
+_NAMESPACES = ("pid", "mount", "ipc", "uts", "cgroup")
 _MASKED = (
     *("acpi", "asound", "config.gz", "interrupts", "kallsyms", "kcore", "keys", "kmsg", "kpagecgroup"),
     *("kpagecount", "kpageflags", "latency_stats", "sched_debug", "scsi", "timer_list", "timer_stats"),
@@ -20,7 +20,10 @@ def oci_config(init: Sequence[str], *, owner_uid: int, cgroup: str | None) -> di
     make; None where it is to make none."""
     ids = [{"containerID": 0, "hostID": owner_uid, "size": UIDS_A_SANDBOX}]
     linux: dict[str, Any] = {
-        "namespaces": [{"type": name} for name in _NAMESPACES],
+        "namespaces": [
+            {"type": "user", "path": USER_NAMESPACE_AT},
+            *({"type": name} for name in _NAMESPACES),
+        ],
         "uidMappings": ids,
         "gidMappings": ids,
         "maskedPaths": [f"/proc/{name}" for name in _MASKED],

@@ -89,6 +89,7 @@ def test_without_privilege_function_makes_a_user_namespace_and_limits_by_rlimit(
 def test_crun_leaves_cgroups_alone_and_sees_one_version():
     plan = find_substrate("container").plan(a_blueprint(runtime="crun"))
     assert "--cgroup-manager=disabled" in plan.program
+    assert ("--ids", "65536") in pairwise(plan.options)
     assert ("--hide", "/sys/fs/cgroup/unified") in pairwise(plan.options)
     assert plan.oci_config is not None
     assert "cgroupsPath" not in json.loads(plan.oci_config)["linux"]
@@ -106,6 +107,7 @@ def test_the_oci_process_has_no_power():
     config = oci_config(["/init"], owner_uid=600_000, cgroup=None)
     assert all(not granted for granted in config["process"]["capabilities"].values())
     assert config["process"]["noNewPrivileges"] is True
+    assert {"type": "user", "path": "/tmp/user"} in config["linux"]["namespaces"]
     assert {each["type"] for each in config["linux"]["namespaces"]} == {
         *("pid", "mount", "ipc", "uts", "cgroup", "user")
     }

@@ -1,0 +1,120 @@
+/* What launch makes besides mounts: a network that ends at the loopback, limits on what is queued, and a user
+ * namespace that the sandbox's own uid pays for. Each ends the process with a message when it cannot. */
+#define _GNU_SOURCE
+#include "dockyard.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <net/if.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BUFFER_SIZES "4096 16384 65536" /* least, first, most; bytes of one direction of a TCP connection */
+
+enum { MAX_SIGNALS = 4096, MAX_QUEUE_BYTES = 819200 }; /* queued at one time: signals, messages */
+
+void fail(const char *format, ...) {
+    int reason = errno;
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "dockyard-init: ");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, ": %s\n", strerror(reason));
+    va_end(arguments);
+    exit(125);
+}
+
+void write_text(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, text, strlen(text)) < 0) fail("write '%s' to %s", text, path);
+    close(fd);
+}
+
+/* A read-only /proc/sys, as in a container, leaves the host's values. */
+static void write_setting(const char *path, const char *value) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 && errno == EROFS) return;
+    if (fd < 0 || write(fd, value, strlen(value)) < 0) fail("write '%s' to %s", value, path);
+    close(fd);
+}
+
+/* Of what is charged to an ordinary user whose namespace this is, and who wants some of it himself. */
+void lower_counts(void) {
+    write_setting("/proc/sys/user/max_inotify_instances", "64");
+    write_setting("/proc/sys/user/max_inotify_watches", "16384");
+}
+
+/* The buffer sizes are what a connection may hold although the limit on socket memory is reached: the kernel
+ * always grants each one a little, in proportion to these. */
+
+void start_loopback(void) {
+    struct ifreq loopback = {.ifr_name = "lo"};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || ioctl(fd, SIOCGIFFLAGS, &loopback)) fail("find the loopback");
+    loopback.ifr_flags |= IFF_UP;
+    if (ioctl(fd, SIOCSIFFLAGS, &loopback)) fail("start the loopback");
+    close(fd);
+    write_setting("/proc/sys/net/ipv4/tcp_rmem", BUFFER_SIZES);
+    write_setting("/proc/sys/net/ipv4/tcp_wmem", BUFFER_SIZES);
+}
+
+static void lower_limit(int resource, rlim_t most) {
+    struct rlimit limit;
+    if (getrlimit(resource, &limit)) fail("read a limit");
+    if (limit.rlim_max > most) limit.rlim_max = most;
+    if (limit.rlim_cur > limit.rlim_max) limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(resource, &limit)) fail("set a limit");
+}
+
+void drop_to(uid_t uid) {
+    if (setgroups(0, NULL) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid)) fail("become uid %u", uid);
+}
+
+void lower_limits(void) {
+    lower_limit(RLIMIT_SIGPENDING, MAX_SIGNALS);
+    lower_limit(RLIMIT_MSGQUEUE, MAX_QUEUE_BYTES);
+}
+
+static void become_namespace(uid_t uid, int ready, int finished) {
+    char byte = 0;
+    drop_to(uid);
+    if (unshare(CLONE_NEWUSER)) fail("make a user namespace");
+    if (write(ready, &byte, 1) != 1 || read(finished, &byte, 1) < 0) fail("hand over a user namespace");
+    _exit(0);
+}
+
+/* What is counted in a user namespace (queued signals, inotify instances) is charged to whoever made it, up to
+ * that user's own limit. So the sandbox's uid makes it, and root only says which ids are in it. */
+void make_user_namespace(const char *place, uid_t owner, uid_t num_ids) {
+    int ready[2], finished[2];
+    char path[64], map[64], byte;
+    if (pipe2(ready, O_CLOEXEC) || pipe2(finished, O_CLOEXEC)) fail("make pipes");
+    pid_t maker = fork();
+    if (maker < 0) fail("fork");
+    if (maker == 0) {
+        close(ready[0]), close(finished[1]);
+        become_namespace(owner, ready[1], finished[0]);
+    }
+    close(ready[1]), close(finished[0]);
+    if (read(ready[0], &byte, 1) != 1) exit(125); /* it has said why */
+    snprintf(map, sizeof map, "0 %u %u", owner, num_ids);
+    snprintf(path, sizeof path, "/proc/%d/uid_map", maker);
+    write_text(path, map);
+    snprintf(path, sizeof path, "/proc/%d/gid_map", maker);
+    write_text(path, map);
+    snprintf(path, sizeof path, "/proc/%d/ns/user", maker);
+    int file = open(place, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file < 0 || mount(path, place, NULL, MS_BIND, NULL)) fail("keep a user namespace at %s", place);
+    close(file), close(ready[0]), close(finished[1]);
+    if (waitpid(maker, NULL, 0) < 0) fail("wait");
+}
