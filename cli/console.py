@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from cluster.background import ServerFailed
 from cluster.lifeline import PROGRESS
 from protocol.errors import DockyardError
 from protocol.visible_text import visible
@@ -51,10 +52,11 @@ def show(value: Any, as_json: bool, text: Callable[[], str]) -> None:
 
 def fail(error: DockyardError, as_json: bool) -> None:
     """One line that names the thing and the way out."""
-    progress.print(f"[red]dockyard:[/red] {type(error).__name__}: ", end="")
+    kind = error.kind if isinstance(error, ServerFailed) else type(error).__name__
+    progress.print(f"[red]dockyard:[/red] {kind}: ", end="")
     progress.print(visible(str(error)), markup=False)
     if as_json:
-        print_json_error(type(error).__name__, error.message, error.hint)
+        print_json_error(kind, error.message, error.hint)
 
 
 def print_json_error(kind: str, message: str, hint: str) -> None:

@@ -17,6 +17,7 @@ from cli.wiring import ModelAt, Workbench, require_toolkit
 from cluster.background import RunningServer
 from cluster.config import load_config
 from cluster.state import StateFolder, is_running, remains
+from cluster.status import checked_url
 from protocol.errors import DockyardError
 from protocol.visible_text import visible
 from sandbox.audit import check_integrity
@@ -50,7 +51,7 @@ def demo(
     started = time.monotonic()
     settings = load_config(config)
     state = require_toolkit(settings)
-    foreign = ModelAt(model, model_name, api_key) if model else None
+    foreign = ModelAt(checked_url(model), model_name, api_key) if model is not None else None
     agents = AgentLimits(max_tokens=max_tokens, history_chars=history_chars)
     step(f"starting {settings.model}: Ray, a prefill actor, a decode actor, the gateway")
     with own_server(settings) as server:

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from cli.console import step
 from cluster.background import RunningServer, running_server
 from cluster.config import DockyardConfig
-from cluster.status import running_url
+from cluster.status import checked_url, running_url
 
 
 @contextmanager
 def model_endpoint(config: DockyardConfig, url: str | None) -> Generator[str]:
     """The endpoint's address with `/v1`, for the length of the block."""
-    found = url or running_url(config)
+    found = checked_url(url) if url is not None else running_url(config)
     if found is not None:
         yield found.rstrip("/").removesuffix("/v1") + "/v1"
         return

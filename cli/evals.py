@@ -1,7 +1,9 @@
 """eval: benchmarks against a served model."""
 
 import asyncio
-from typing import Annotated
+import shlex
+from collections import Counter
+from typing import Annotated, Self
 
 import typer
 
@@ -14,8 +16,9 @@ from evals.humaneval_config import HumanEvalConfig
 from evals.humaneval_result import HumanEvalResult
 from evals.store import Store
 
-app = typer.Typer(help="Evaluations.", no_args_is_help=True)
-run_app = typer.Typer(help="Run an evaluation.", no_args_is_help=True)
+_EXAMPLE = "Example: `dockyard eval run humaneval --limit 20`"
+app = typer.Typer(help="Evaluations.", no_args_is_help=True, epilog=_EXAMPLE)
+run_app = typer.Typer(help="Run an evaluation.", no_args_is_help=True, epilog=_EXAMPLE)
 app.add_typer(run_app, name="run")
 
 
@@ -53,21 +56,56 @@ def humaneval(
             max_tokens=max_tokens, seed=seed, grading_concurrency=settings.sandbox.parallel,
             generation_concurrency=settings.workers.max_sequences,
         )  # fmt: skip
-        with Store(bench.state.store) as store:
+        with Store(bench.state.store) as store, _Resumable(config, url) as resumable:
             result = asyncio.run(
-                run_humaneval(config, store, bench.grader(), run_id=resume, on_progress=show_progress)
-            )
+                run_humaneval(
+                    config, store, bench.grader(),
+                    run_id=resume, on_start=resumable.started, on_progress=show_progress,
+                )
+            )  # fmt: skip
     show(result.model_dump(mode="json"), as_json, lambda: humaneval_text(result))
     return exit_code(result)
 
 
+class _Resumable:
+    """Tells how a run is resumed: when it starts, and when it is broken off."""
+
+    def __init__(self, config: HumanEvalConfig, url: str | None) -> None:
+        self._config, self._url = config, url
+        self._command = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def started(self, run_id: str) -> None:
+        """The run is on record."""
+        self._command = resume_command(self._config, self._url, run_id)
+        step(f"run {run_id}; what interrupts it can be made good with: {self._command}")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._command:
+            step(f"interrupted; go on with: {self._command}")
+
+
+def resume_command(config: HumanEvalConfig, url: str | None, run_id: str) -> str:
+    """The command that goes on with a run: the flags that are not at their defaults, and its id."""
+    plain = HumanEvalConfig()
+    names = ("attempts", "limit", "model", "temperature", "max_tokens", "seed")
+    given = {n: getattr(config, n) for n in names if getattr(config, n) != getattr(plain, n)}
+    flags = {**given, **({"url": url} if url else {}), "resume": run_id}
+    listed = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return shlex.join(["dockyard", "eval", "run", "humaneval", *listed])
+
+
 def exit_code(result: HumanEvalResult) -> int:
-    """1, with a sentence, where no attempt could be scored: such a run says nothing of the model."""
+    """1, with the commonest reason, where no attempt could be scored: that says nothing of the model."""
     if result.of_scored.attempts:
         return 0
+    details = Counter(detail for row in result.rows for detail in row.details if detail)
+    reason = details.most_common(1)[0][0] if details else "no reason is on record"
     step(
-        f"no attempt could be scored, so the rates say nothing of {result.model}; "
-        f"try again with: --resume {result.run_id}"
+        f"no attempt could be scored: {reason}; "
+        f"the rates say nothing of {result.model}; try again with: --resume {result.run_id}"
     )
     return 1
 

@@ -14,7 +14,11 @@ from cli.console import JsonFlag, output, print_json, progress
 if TYPE_CHECKING:
     from engine.checkpoint.description import LayerInfo, ModelInfo
 
-app = typer.Typer(help="Models: sizes, layers and caches; conversion of weights.", no_args_is_help=True)
+app = typer.Typer(
+    help="Models: sizes, layers and caches; conversion of weights.",
+    no_args_is_help=True,
+    epilog="Example: `dockyard model info deepseek-v4.1-flash`",
+)
 
 _UNITS = ("", " thousand", " million", " billion")
 

@@ -1,17 +1,24 @@
 """sandbox: run a command in a fresh sandbox, list what lives, sweep what was left."""
 
+import sys
 from dataclasses import asdict
 from typing import Annotated, Literal
 
+import psutil
 import typer
 
 from cli.console import JsonFlag, output, print_json, show
 from cluster.config import load_config
 from cluster.state import StateFolder
+from protocol.errors import ResourceShortage
 from sandbox import Policy, Sandbox
 from sandbox.audit import check_integrity, sweep
 
-app = typer.Typer(help="Sandboxes of this machine.", no_args_is_help=True)
+app = typer.Typer(
+    help="Sandboxes of this machine.",
+    no_args_is_help=True,
+    epilog="Example: `dockyard sandbox run -- ls /`",
+)
 
 
 @app.command("run")
@@ -21,20 +28,33 @@ def run_command(
         Literal["function", "container"], typer.Option(help="How it is isolated.")
     ] = "function",
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds.")] = 60.0,
-    memory_mb: Annotated[int | None, typer.Option(help="MiB; the writable layer counts.")] = None,
-    pids: Annotated[int | None, typer.Option(help="Processes and threads.")] = None,
+    memory_mb: Annotated[
+        int | None, typer.Option(min=16, help="MiB; the writable layer counts. Default: 512.")
+    ] = None,
+    pids: Annotated[
+        int | None, typer.Option(min=8, max=1 << 22, help="Processes and threads. Default: 128.")
+    ] = None,
+    with_stdin: Annotated[
+        bool,
+        typer.Option("--stdin", "-i", help="Pass standard input, once it has ended; else there is none."),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> int:
     """Run one command in a fresh sandbox without network, and remove it. Exits as the command does.
 
     Example: dockyard sandbox run -- python3 -c "print(1 + 1)"
+
+    Example: echo "print(2)" | dockyard sandbox run --stdin -- python3 -
     """
+    _check_memory(memory_mb)
     state = StateFolder(load_config().state_dir)
+    stdin = sys.stdin.buffer.read() if with_stdin else b""
     with Sandbox.create(
         substrate=substrate, policy=Policy(network="none"), memory_mb=memory_mb, pids=pids,
         state_dir=state.sandboxes, toolkit=state.toolkit,
     ) as box:  # fmt: skip
-        result = box.commands.run(command if len(command) > 1 else command[0], timeout_s=timeout_s)
+        asked = command if len(command) > 1 else command[0]
+        result = box.commands.run(asked, timeout_s=timeout_s, stdin=stdin)
     if as_json:
         texts = {"stdout": result.stdout, "stderr": result.stderr}
         rest = {k: v for k, v in asdict(result).items() if k not in ("stdout_bytes", "stderr_bytes")}
@@ -44,7 +64,18 @@ def run_command(
         typer.echo(result.stderr, nl=False, err=True)
         if result.reason != "exit":
             typer.echo(f"dockyard: ended by {result.reason} after {result.duration_ms:.0f} ms", err=True)
+        for denial in result.denials:
+            typer.echo(f"dockyard: {denial.limit} limit: {denial.detail}", err=True)
     return result.exit_code if result.exit_code is not None else 1
+
+
+def _check_memory(memory_mb: int | None) -> None:
+    """Raises ResourceShortage for a limit that no sandbox of this machine can reach."""
+    machine_mb = psutil.virtual_memory().total >> 20
+    if memory_mb is not None and memory_mb > machine_mb:
+        raise ResourceShortage(
+            f"--memory-mb {memory_mb}: this machine has {machine_mb} MiB", hint="give a lower limit"
+        )
 
 
 @app.command("list")

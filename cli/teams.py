@@ -13,6 +13,7 @@ from cli.console import JsonFlag, UrlOption, show, step
 from cli.endpoint import model_endpoint
 from cli.wiring import ModelAt, Workbench, report_of, require_toolkit
 from cluster.config import DockyardConfig, load_config
+from cluster.status import checked_url
 from evals import team_bugs, team_humaneval
 from evals.bugs import load_recipe, recipe_names
 from evals.problems import load_problems
@@ -33,7 +34,9 @@ HistoryOption = Annotated[
     ),
 ]
 
-app = typer.Typer(help="Teams of agents on tasks.", no_args_is_help=True)
+app = typer.Typer(
+    help="Teams of agents on tasks.", no_args_is_help=True, epilog="Example: `dockyard team run h11`"
+)
 
 
 @app.command("list")
@@ -156,7 +159,7 @@ def _where(
 ) -> Generator[ModelAt]:
     """The given endpoint, else Dockyard's own."""
     if model is not None:
-        yield ModelAt(model, model_name, api_key)
+        yield ModelAt(checked_url(model), model_name, api_key)
         return
     with model_endpoint(settings, url) as endpoint:
         yield ModelAt(endpoint, settings.model)

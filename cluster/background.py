@@ -29,7 +29,14 @@ Say = Callable[[str], None]
 
 
 class ServerFailed(DockyardError):
-    """The server process ended before it served."""
+    """The server process ended before it served. `kind` and the exit code are those of its own error."""
+
+    def __init__(
+        self, message: str, *, hint: str = "", kind: str = "ServerFailed", exit_code: int = 1
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +132,10 @@ def _first_line(process: "subprocess.Popen[str]", log: Path, limit_s: float, say
         raise ServerFailed(f"the server did not start: {_last_line(log)}", hint=f"its log: {log}")
     value = json.loads(line)
     if "error" in value:
-        process.wait()
-        raise ServerFailed(value["error"]["message"], hint=value["error"]["hint"])
+        error = value["error"]
+        raise ServerFailed(
+            error["message"], hint=error["hint"], kind=error["type"], exit_code=process.wait() or 1
+        )
     return value
 
 

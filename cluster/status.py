@@ -2,6 +2,7 @@
 
 from collections import Counter
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -34,9 +35,21 @@ def running_url(config: DockyardConfig) -> str | None:
     return max(alive, key=lambda record: record.started_at).url if alive else None
 
 
+def checked_url(url: str) -> str:
+    """The address of an endpoint. Raises InvalidInput for what is none."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        usable = False
+    if not usable or not url.isprintable() or " " in url:
+        raise InvalidInput(f"{url!r} is no URL of an endpoint", hint="as http://127.0.0.1:8000")
+    return url
+
+
 def required_url(config: DockyardConfig, url: str | None) -> str:
     """The given endpoint's root, else the running deployment's. Raises InvalidInput where there is none."""
-    found = url or running_url(config)
+    found = checked_url(url) if url is not None else running_url(config)
     if found is None:
         raise _nothing_serves(config)
     return found.rstrip("/").removesuffix("/v1")

@@ -50,13 +50,15 @@ async def run_humaneval(
     model: ModelClient | None = None,
     api_key: str | None = None,
     run_id: str | None = None,
+    on_start: Callable[[str], None] = lambda run_id: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> HumanEvalResult:
     """Run or, with `run_id`, resume an evaluation. Returns when every attempt has a verdict.
 
     `execute` runs a program in a fresh sandbox (`evals.sandboxes.fresh_sandbox`). `model` overrides the
     endpoint of the config; `api_key` is kept out of the config, so that it is never stored, and defaults to
-    one that tells the gateway the run. `on_progress` is called in the event loop and must not block.
+    one that tells the gateway the run. `on_start` is told the run's id, `on_progress` each verdict; both are
+    called in the event loop and must not block.
 
     Raises `InvalidInput` for an unknown run or one of another configuration, and what `load_problems` and
     `execute` raise. A failing endpoint is no error: its attempts are recorded as infrastructure failures,
@@ -67,6 +69,7 @@ async def run_humaneval(
     problems = load_problems(limit=config.limit, task_ids=config.task_ids)
     run_id = store.start_run(RUN_KIND, config.model_dump(mode="json")) if run_id is None else run_id
     _reopen(store, run_id, config)
+    on_start(run_id)
     try:
         async with AsyncExitStack() as stack:
             client = model or await stack.enter_async_context(

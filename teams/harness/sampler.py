@@ -7,6 +7,7 @@ to ask for, how to read them and which examples are visible comes in as a `Sampl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from protocol.errors import DockyardError
 from teams.digests import digest
 from teams.harness.task import RunOptions, TeamOutcome, TeamTask, run_program
 from teams.member import Ending, Member, Program, Turn
@@ -38,6 +39,10 @@ class SamplerLimits:
     run_timeout_s: float = 10.0
 
 
+class NothingDrawnError(DockyardError):
+    """Every sampler failed before its first program: says nothing about the model."""
+
+
 SOLUTION_PATH = "solution.py"  # where the chosen program lies in the lead's workspace
 _CHECK_PATH = "visible_examples.py"
 
@@ -62,32 +67,41 @@ async def run_sampler(
 
 def _lead(problem: SamplingProblem, limits: SamplerLimits) -> Program:
     async def lead(member: Member) -> Ending:
+        drawn: list[int] = []  # the seeds whose programs came
         seeds = range(limits.first_seed, limits.first_seed + limits.teammates * limits.samples)
         names = [f"sampler-{index + 1}" for index in range(limits.teammates)]
         for index, name in enumerate(names):
             share = seeds[index :: limits.teammates]  # interleaved, so that low seeds come first everywhere
-            member.spawn(name, _sampler(problem, share, limits), f"draw seeds {', '.join(map(str, share))}")
+            task = f"draw seeds {', '.join(map(str, share))}"
+            member.spawn(name, _sampler(problem, share, limits, drawn), task)
         waited = await member.wait_any(names)
         winner = waited.messages[0].sender if waited.messages else None
         for name in names:
             if name != winner:
                 member.cancel(name)
-        await member.join(names)
+        joined = await member.join(names)
         if winner is None:
-            return Ending("gave up", f"none of {len(seeds)} programs passed the visible examples")
+            failed = [outcome for outcome in joined.outcomes if outcome.state == "failed"]
+            if failed and not drawn:
+                raise NothingDrawnError(f"no program could be drawn: {failed[0].summary}")
+            lost = f"; {failed[0].name} failed: {failed[0].summary}" if failed else ""
+            return Ending("gave up", f"none of {len(drawn)} programs passed the visible examples{lost}")
         await member.take(winner)
         return Ending("submit", waited.messages[0].text)
 
     return lead
 
 
-def _sampler(problem: SamplingProblem, seeds: Sequence[int], limits: SamplerLimits) -> Program:
+def _sampler(
+    problem: SamplingProblem, seeds: Sequence[int], limits: SamplerLimits, drawn: list[int]
+) -> Program:
     async def sampler(member: Member) -> Ending:
         for number, seed in enumerate(seeds, start=1):
             start_ns = member.recorder.clock.now_ns()
             answer = await member.ask(
                 problem.messages, max_tokens=limits.max_tokens, temperature=limits.temperature, seed=seed
             )
+            drawn.append(seed)
             result = await _try(member, problem, answer.text, limits.run_timeout_s)
             member.keep_turn(_turn(member, number, answer, result, start_ns))
             if result.exit_code == 0:

@@ -8,3 +8,18 @@ def test_a_command_that_exits_with_130_was_not_interrupted() -> None:
     command = [sys.executable, "-m", "cli.main", "sandbox", "run", "--", "sh", "-c", "exit 130"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_standard_input_reaches_the_command_where_it_is_asked_for() -> None:
+    command = [sys.executable, "-m", "cli.main", "sandbox", "run", "--stdin", "--", "cat"]
+    done = subprocess.run(command, input=b"a\xff\n", capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, b"a\xef\xbf\xbd\n")
+
+
+def test_a_limit_that_bit_is_told() -> None:
+    command = [sys.executable, "-m", "cli.main", "sandbox", "run", "--pids", "8", "--"]
+    forks = "for n in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 5 & done; true"
+    done = subprocess.run(
+        [*command, "sh", "-c", forks], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "dockyard: pids limit: " in done.stderr

@@ -5,11 +5,15 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from cli.main import run
+from sandbox.places import default_home
+
+SET_UP = default_home()  # where `make setup` has put the toolkit, if it has run
 
 
 @pytest.fixture(autouse=True)
@@ -95,14 +99,15 @@ def test_down_is_silent_when_there_is_nothing(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     "command",
     [[], ["demo"], ["serve"], ["up"], ["down"], ["status"], ["doctor"], ["chat"],
-     ["eval", "run", "humaneval"],
+     ["eval", "run", "humaneval"], ["eval"], ["eval", "run"], ["sandbox"], ["team"], ["model"],
      ["sandbox", "run"], ["sandbox", "list"], ["sandbox", "sweep"], ["team", "run"], ["team", "list"]],
 )  # fmt: skip
 def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "--help"]) == 0
     text = capsys.readouterr().out
     assert "Example: " in text
-    assert not command or "--json" in text
+    groups = ([], ["eval"], ["eval", "run"], ["sandbox"], ["team"], ["model"])
+    assert command in groups or "--json" in text
 
 
 @pytest.mark.parametrize(
@@ -149,10 +154,53 @@ def test_an_evaluation_that_scored_nothing_has_failed(
     arguments = ["eval", "run", "humaneval", "--limit", "1", "--url", "http://127.0.0.1:1", "--json"]
     assert run(arguments) == 1
     captured = capsys.readouterr()
-    assert "no attempt could be scored" in " ".join(captured.err.split())
+    told = " ".join(captured.err.split())
+    assert "no attempt could be scored: model smollm2: connection refused: http://127.0.0.1:1/v1" in told
+    run_id = json.loads(captured.out)["run_id"]
+    resume = f"dockyard eval run humaneval --limit 1 --url http://127.0.0.1:1 --resume {run_id}"
+    assert told.index(resume) < told.index("HumanEval/0")
     assert json.loads(captured.out)["of_scored"]["attempts"] == 0
 
 
 def test_a_flag_of_a_sandboxs_command_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sandbox", "run", "--nope", "--", "ls", "--json"]) == 2
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["chat", "hello", "--url"], ["eval", "run", "humaneval", "--limit", "1", "--url"],
+     ["team", "run", "HumanEval/0", "--url"], ["team", "run", "h11", "--model"], ["demo", "--model"]],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "url", ["nonsense", "ftp://here/v1", "http://", "http://h:port/v1", "http://[::1/v1"]
+)
+def test_what_is_no_url_is_named(
+    command: list[str], url: str, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (state / "toolkit").mkdir(parents=True)
+    assert run([*command, url]) == 2
+    assert f"InvalidInput: {url!r} is no URL" in said(capsys)
+
+
+def test_a_team_at_a_dead_endpoint_says_why(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before it says anything of programs. Needs the sandboxes of a set-up."""
+    arguments = ["team", "run", "HumanEval/0", "--url", "http://127.0.0.1:1"]
+    if not SET_UP.joinpath("toolkit").exists():
+        pytest.skip("make setup has not been run")
+    state.mkdir()
+    (state / "toolkit").symlink_to(SET_UP / "toolkit")
+    assert run(arguments) == 1
+    told = said(capsys)
+    assert "NothingDrawnError: no program could be drawn: model smollm2: connection refused: http" in told
+    assert "none of" not in told
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"dockyard {metadata.version('dockyard')}\n"
+
+
+def test_a_limit_beyond_the_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sandbox", "run", "--memory-mb", "16000000", "--", "true"]) == 4
+    assert "this machine has" in said(capsys)

@@ -1,5 +1,6 @@
 """The wait for a server of one's own, and its end: real processes in a server's place."""
 
+import json
 import os
 import subprocess
 import sys
@@ -43,6 +44,14 @@ def test_a_server_that_is_late_is_named_with_its_last_words(tmp_path: Path) -> N
         (tmp_path / "log").write_text("· Ray is up\n")
         with pytest.raises(ServerFailed, match=r"not start within 0.1 s: · Ray is up"):
             _first_line(server, tmp_path / "log", 0.1, lambda text: None)
+
+
+def test_the_servers_error_is_ours_in_kind_and_code(tmp_path: Path) -> None:
+    error = {"type": "ResourceShortage", "message": "port 80 is taken", "hint": "another"}
+    code = f"print({json.dumps(json.dumps({'error': error}))}); sys.exit(4)"
+    with process(tmp_path / "log", code) as server, pytest.raises(ServerFailed, match="port 80") as caught:
+        _first_line(server, tmp_path / "log", 60.0, lambda text: None)
+    assert (caught.value.kind, caught.value.exit_code) == ("ResourceShortage", 4)
 
 
 def test_the_servers_own_error_comes_first() -> None:

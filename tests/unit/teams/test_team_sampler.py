@@ -1,11 +1,18 @@
 import asyncio
 
+import pytest
 from team_doubles import Boxes, ScriptedModel
 
 from teams.dag import Dag
-from teams.harness.sampler import SOLUTION_PATH, SamplerLimits, SamplingProblem, run_sampler
+from teams.harness.sampler import (
+    SOLUTION_PATH,
+    NothingDrawnError,
+    SamplerLimits,
+    SamplingProblem,
+    run_sampler,
+)
 from teams.harness.task import TeamTask
-from teams.model_client import ChatMessage
+from teams.model_client import ChatMessage, ModelError
 from teams.team import Verdict
 from teams.workspace import Tree
 
@@ -63,6 +70,18 @@ def test_the_path_of_a_search_goes_through_the_winner_and_has_no_gap():
     assert {"lead", "sampler-2"} <= {segment.agent for segment in dag.critical_path().segments}
     assert dag.attribution().untraced_share == 0
     assert {edge.kind for edge in outcome.events.edges} == {"spawn", "join", "message"}
+
+
+def test_samplers_that_draw_nothing_are_no_verdict_on_programs():
+    class Dead(ScriptedModel):
+        async def complete(self, messages, **options):
+            raise ModelError("connection refused: http://127.0.0.1:9/v1")
+
+    boxes = Boxes()
+    task = TeamTask("toy/0", "write f", Tree({}), boxes, verify)
+    with pytest.raises(NothingDrawnError, match="no program could be drawn: connection refused"):
+        asyncio.run(run_sampler(PROBLEM, task, lambda agent: Dead([])))
+    assert boxes.open == []
 
 
 def test_a_search_that_finds_nothing_says_so():
