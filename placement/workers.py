@@ -113,7 +113,7 @@ def place_workers(
     """
     _check(demands)
     placer = _WorkerPlacer(topology, reserve_bytes)
-    largest_first = sorted(demands, key=lambda d: (-d.gpus, -d.memory_bytes, d.name))
+    largest_first = sorted(demands, key=lambda d: (-d.gpus, -d.memory_bytes))  # equal ones as they come
     for demand in largest_first:
         placer.place(demand)
     return placer.result(demands)
