@@ -6,6 +6,7 @@
  *     /tmp/root    overlay: the image's skeleton below, the writable layer above
  *     /tmp/upper   the writable layer, on the bounded tmpfs that is mounted at /tmp
  *     /tmp/bundle  config.json, for an OCI runtime
+ *     /tmp/pts     terminals, for bubblewrap, whose own have no limit but the machine's
  *     /tmp/user    a user namespace, for an OCI runtime
  * The network namespace is made here too, so that its settings can be written before the sandbox is in it.
  * Sources are opened before /tmp is covered, because they may lie in it, and after the namespace is made,
@@ -39,7 +40,7 @@ struct bind {
 };
 
 struct plan {
-    const char *skeleton, *layer_bytes, *layer_inodes;
+    const char *skeleton, *layer_bytes, *layer_inodes, *terminals;
     const char *cgroups[MAX_ITEMS], *hidden[MAX_ITEMS], *masks[MAX_ITEMS], *writable[MAX_ITEMS];
     struct bind binds[MAX_ITEMS];
     int num_cgroups, num_hidden, num_masks, num_writable, num_binds;
@@ -80,6 +81,7 @@ static int read_plan(struct plan *plan, int argc, char **argv) {
         else if (!strcmp(option, "--skeleton")) plan->skeleton = next(&i, argc, argv);
         else if (!strcmp(option, "--layer-bytes")) plan->layer_bytes = next(&i, argc, argv);
         else if (!strcmp(option, "--layer-inodes")) plan->layer_inodes = next(&i, argc, argv);
+        else if (!strcmp(option, "--terminals")) plan->terminals = next(&i, argc, argv);
         else if (!strcmp(option, "--control")) plan->control = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--config")) plan->config = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--filter")) plan->filter = atoi(next(&i, argc, argv));
@@ -177,6 +179,13 @@ static void mount_image(const struct plan *plan) {
     }
 }
 
+static void mount_terminals(const char *most) {
+    char options[64];
+    snprintf(options, sizeof options, "newinstance,ptmxmode=0666,mode=0620,max=%s", most);
+    make_directory("/tmp/pts", 0755);
+    if (mount("devpts", "/tmp/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)) fail("mount devpts (%s)", options);
+}
+
 static void copy_config(int from) {
     char chunk[8192];
     make_directory("/tmp/bundle", 0700);
@@ -220,6 +229,7 @@ int launch(int argc, char **argv) {
         if (umount2(plan.hidden[i], MNT_DETACH)) fail("hide %s", plan.hidden[i]);
     mount_layer(&plan, skeleton);
     mount_image(&plan);
+    if (plan.terminals) mount_terminals(plan.terminals);
     if (plan.config >= 0) copy_config(plan.config);
     if (plan.num_ids) make_user_namespace("/tmp/user", plan.owner, plan.num_ids);
     keep_only(plan.control, plan.filter);

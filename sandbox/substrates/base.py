@@ -18,7 +18,9 @@ FILTER_FD = 4  # where launch puts the filter of system calls, for bubblewrap
 ROOT_AT = "/tmp/root"  # where launch mounts the sandbox's root, in its own mount namespace
 BUNDLE_AT = "/tmp/bundle"
 USER_NAMESPACE_AT = "/tmp/user"  # where launch puts one, for an OCI runtime to join
+TERMINALS_AT = "/tmp/pts"  # where launch mounts them, for bubblewrap
 SHM_BYTES = 64 << 20
+TERMINALS = 64  # at a time; the machine as a whole has some 4,000
 HOSTNAME = "dockyard"
 UIDS_A_SANDBOX = 65536
 

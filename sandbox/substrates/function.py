@@ -9,6 +9,8 @@ from sandbox.substrates.base import (
     HOSTNAME,
     ROOT_AT,
     SHM_BYTES,
+    TERMINALS,
+    TERMINALS_AT,
     Blueprint,
     LaunchPlan,
     init_command,
@@ -35,7 +37,7 @@ class FunctionSubstrate:
 
     def plan(self, blueprint: Blueprint) -> LaunchPlan:
         """Launch mounts the root, becomes the sandbox's uid, and runs bubblewrap as that."""
-        options = launch_options(blueprint)
+        options = [*launch_options(blueprint), "--terminals", str(TERMINALS)]
         if blueprint.privileged:
             options.append("--drop")
         program = (*_isolation(), "--", *init_command(blueprint))
@@ -48,6 +50,7 @@ def _isolation() -> list[str]:
     words += ["--seccomp", str(FILTER_FD)]
     words += ["--uid", "0", "--gid", "0", "--hostname", HOSTNAME]
     words += ["--bind", ROOT_AT, "/", "--proc", "/proc", "--dev", "/dev"]
+    words += ["--dev-bind", TERMINALS_AT, "/dev/pts"]
     # /dev is a tmpfs without a size: only its shm is for writing, and that has one.
     words += ["--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     return [*words, "--chdir", "/"]

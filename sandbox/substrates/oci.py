@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandbox.seccomp import oci_seccomp, this_machine
-from sandbox.substrates.base import HOSTNAME, ROOT_AT, SHM_BYTES, UIDS_A_SANDBOX, USER_NAMESPACE_AT
+from sandbox.substrates.base import HOSTNAME, ROOT_AT, SHM_BYTES, TERMINALS, UIDS_A_SANDBOX, USER_NAMESPACE_AT
 
 # The network namespace is that of whoever starts the runtime: launch has made it.
 _NAMESPACES = ("pid", "mount", "ipc", "uts", "cgroup")
@@ -59,7 +59,7 @@ def _mounts() -> list[dict[str, Any]]:
             "destination": "/dev/pts",
             "type": "devpts",
             "source": "devpts",
-            "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"],
+            "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", f"max={TERMINALS}"],
         },
         _tmpfs("/dev/shm", [*plain, "mode=1777", f"size={SHM_BYTES}"]),
     ]

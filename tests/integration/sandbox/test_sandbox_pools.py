@@ -28,6 +28,15 @@ while libc.inotify_init1(0) >= 0:
 open("taken", "w").write(str(taken))
 time.sleep(1000)
 """
+TAKE_TERMINALS = """
+import os
+taken = []
+try:
+    while True:
+        taken.append(os.openpty())
+except OSError:
+    print(len(taken))
+"""
 WAIT = "until [ -s taken ]; do sleep 0.01; done; cat taken"
 
 
@@ -59,3 +68,9 @@ def test_inotify_instances_of_sandboxes_are_not_the_owners(create, substrate: st
     for command in commands:
         command.kill()
         command.wait()
+
+
+def test_terminals_are_bounded_and_work(box: Sandbox):
+    assert int(box.commands.run(["python3", "-c", TAKE_TERMINALS]).stdout) == 64
+    result = box.commands.run(["python3", "-c", "import pty; pty.spawn(['tty'])"])
+    assert result.stdout.strip() == "/dev/pts/0"

@@ -73,6 +73,8 @@ def test_function_drops_to_the_sandboxs_uid_before_bubblewrap():
     assert {"--unshare-user", "--unshare-pid", "--disable-userns"} <= set(plan.program)
     assert plan.program[-6:] == ("/.dockyard/init", "init", "3", "sbx-1", "0", "0")
     assert ("--seccomp", "4") in pairwise(plan.program)
+    assert ("/tmp/pts", "/dev/pts") in pairwise(plan.program)
+    assert ("--terminals", "64") in pairwise(plan.options)
     assert plan.filter_program
 
 
