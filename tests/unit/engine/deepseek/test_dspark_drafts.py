@@ -116,6 +116,30 @@ def test_sequences_leave_each_other_alone(models):
             assert torch.equal(getattr(together, name)[number], getattr(alone, name)[0]), (slot, name)
 
 
+@pytest.mark.parametrize("kind", ["c", "torch"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_number_of_sequences_changes_no_bit(kind, threads, cpu_library):
+    config = config_of()
+    model = DeepseekModel(config, RandomTensors(), select_operations(threads, kind), COMPRESSED_IDS)
+    drafts, count = DraftModel(model, RandomTensors()), 13
+    cache, before = drafts.new_cache(count), torch.get_num_threads()
+    cache.rings_BF.copy_(
+        torch.randint(0, 120, cache.rings_BF.shape, generator=torch.Generator().manual_seed(1))
+    )
+    anchors = [Anchor(slot, 20 + slot, 2 + 3 * slot) for slot in range(count)]
+    torch.set_num_threads(threads)
+    try:
+        together = drafts.propose(cache, anchors)
+        for slot, anchor in enumerate(anchors):
+            alone = drafts.propose(cache, [anchor])
+            assert torch.equal(together.logits[slot], alone.logits[0])
+            assert torch.equal(together.confidence[slot], alone.confidence[0])
+        few = drafts.propose(cache, anchors[3:8])
+        assert torch.equal(together.logits[3:8], few.logits)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_what_is_not_verified_leaves_nothing(models):
     """Steps whose last five rows are rejected leave the bytes of a text that never had them."""
     model, drafts = models

@@ -8,13 +8,16 @@ import pytest
 from chi_square import agrees, bound, statistic
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_models import draft_logits, runs, target_logits
 
 from engine.errors import InvalidRequest
 from engine.speculation.curves import LEAST_MS, CostCurve
 from engine.speculation.distribution import draw
 from engine.speculation.noise import Purpose, uniform
+from engine.speculation.request_drafts import SampledDrafts
 from engine.speculation.schedule import StepCosts, admit, best_count, plan_step, survivals
 from engine.speculation.verification import verify_sampled
+from protocol.sampling import SamplingParams
 
 CONFIDENCES = st.lists(st.lists(st.floats(0, 1), max_size=5), max_size=5)
 
@@ -70,9 +73,9 @@ def test_a_larger_step_never_costs_less(runs, limit):
 
 
 def test_a_curve_needs_measurements():
-    for runs in ({}, {3: []}):
+    for measured in ({}, {3: []}):
         with pytest.raises(InvalidRequest, match="one or more of each of one size or more"):
-            CostCurve.measured(runs)
+            CostCurve.measured(measured)
 
 
 P = [np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.2, 0.7])]
@@ -119,6 +122,33 @@ def test_a_count_from_the_present_step_does_not():
     assert count(survivals([0.8, 0.05]), 0) == 1
     counts = _first_tokens(lambda own, seed: 2 * (best_count([own], 1, [1.0, 1.85, 2.2].__getitem__, 2) > 0))
     assert statistic(counts, dict(enumerate(P[0]))) > 4 * bound(3)
+
+
+def _scheduled(seed, lengths):
+    """Three tokens of a request beside another; confidences tell of the drafts that they are behind."""
+    sampling, tokens = SamplingParams(temperature=1.0, seed=seed), []
+    before, other, ms = [1.0, 1.0], [0.75, 0.3], [1.0, 1.35, 1.7, 1.98, 2.4].__getitem__
+    while len(tokens) < 3:
+        drafts = SampledDrafts(sampling, len(tokens))
+        confidences = [0.7]
+        for k in range(2):
+            token = drafts.pick(draft_logits([*tokens, *drafts.token_ids]))
+            confidences += [0.95 if token in {0, k + 1} else 0.1]
+        fresh = survivals(confidences[:2])
+        count = admit([fresh, other], best_count([before, other], 2, ms, 4))[0]
+        lengths[count] += 1
+        rows = [target_logits([*tokens, *drafts.token_ids[:k]]) for k in range(count + 1)]
+        tokens += drafts.judge(rows, count).tokens(drafts.token_ids)
+        before = fresh
+    return tuple(tokens[:3])
+
+
+def test_a_scheduled_request_keeps_the_distribution_of_its_runs():
+    """Step after step, with the drafts that nobody looked at deciding the next step's count."""
+    lengths = Counter()
+    counts = Counter(_scheduled(seed, lengths) for seed in range(5000))
+    assert min(lengths[0], lengths[1], lengths[2]) > 1000
+    assert agrees(counts, runs(3, SamplingParams(temperature=1.0)))
 
 
 @given(CONFIDENCES)

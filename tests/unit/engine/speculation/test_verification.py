@@ -1,13 +1,13 @@
 """Drafts change no distribution: of tokens, and of runs of them; nor any token where they are only picked."""
 
 from collections import Counter
-from itertools import product
 
 import numpy as np
 import pytest
 from chi_square import agrees, bound, statistic
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_models import VOCABULARY, draft_logits, runs, target_logits
 
 from engine.sampling.sampler import choose
 from engine.speculation.distribution import draw, probabilities
@@ -17,36 +17,10 @@ from engine.speculation.verification import Verdict, verify_greedy, verify_picke
 from protocol.sampling import SamplingParams
 
 SEEDS = 4000
-VOCABULARY = 4
-
-
-def logits_after(prefix, salt, scale=1.2):
-    """A toy model's: any function of the tokens so far."""
-    key = [salt, len(prefix), *prefix]
-    return (np.random.default_rng(key).standard_normal(VOCABULARY) * scale).astype(np.float32)
-
-
-def target_logits(prefix):
-    return logits_after(prefix, 1)
-
-
-def draft_logits(prefix):
-    return logits_after(prefix, 1) + logits_after(prefix, 2, 0.7)
 
 
 def noise(seed, purpose):
     return lambda k: uniform(seed, k, purpose)
-
-
-def runs(length, sampling):
-    """The exact distribution of the first tokens of decoding without drafts."""
-    found = {}
-    for tokens in product(range(VOCABULARY), repeat=length):
-        chance = 1.0
-        for i, token in enumerate(tokens):
-            chance *= probabilities(target_logits(tokens[:i]), sampling)[token]
-        found[tokens] = chance
-    return found
 
 
 def speculate(sampling, length, drafts_a_step):
