@@ -17,13 +17,15 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.checkpoint.conversion import convert
+from engine.checkpoint.entries import Format
 from engine.checkpoint.source import open_checkpoint
 from engine.model.deepseek.hyper_connections import Stream
 from engine.model.deepseek.rows import Rows, SequenceRows
 from engine.model.deepseek_v4.config import DeepseekV4Config, V4Quantisation
 from engine.model.deepseek_v4.model import DeepseekV4Model
 from engine.model.deepseek_v4.mtp import DraftBlock
-from engine.model.tensor_source import TensorSource
+from engine.model.tensor_source import TensorsInMemory, TensorSource
 from kernels.operations import select_operations
 
 TOLERANCE, TIE = 2e-5, 1e-6
@@ -272,6 +274,34 @@ def test_the_draft_block_equals_its_formula_around_transformers_layer(
     ours.forward(ids[:-1], rows, cache, LastStreams(1, streams))
     found, _ = DraftBlock(ours, source).forward(ids[1:], streams[0], rows, cache)
     assert (found - their_draft(theirs, ids, tensors)).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize(("dense", "experts"), [("f32", "f32"), ("fp8", "fp4")])
+@torch.inference_mode()
+def test_a_folder_of_the_releases_form_gives_the_same_logits(
+    cpu_library: Path, tmp_path: Path, dense: Format, experts: Format
+) -> None:
+    """Converted in float32 to the bit; in the release's formats, those of the weights that they stand for."""
+    fields = FIELDS | {"num_hidden_layers": 3, "layer_types": [WINDOW, CSA, HCA], "num_hash_layers": 1}
+    fields |= {"compress_rates": {CSA: 4, HCA: 8}}
+    with torch.inference_mode(False):
+        theirs = reference_model(fields, 11)
+    theirs.save_pretrained(tmp_path / "saved")
+    convert(tmp_path / "saved", tmp_path / "released", dense=dense, experts=experts)
+    source = open_checkpoint(tmp_path / "released")
+    config = DeepseekV4Config.from_dict(source.folder.config, V4Quantisation.off())
+    ours, ids = DeepseekV4Model(config, source, select_operations(1)), torch.randint(0, 128, (50,))
+    source.check_all_taken()
+    released = "layers.1.attn.wq_b.weight" in source.folder.tensors
+    assert released
+    if dense == "f32":
+        original = ours_of(theirs, tmp_path / "again")
+        assert torch.equal(our_logits(ours, ids, 50), our_logits(original, ids, 50))
+    else:
+        assert source.folder.tensors["layers.1.attn.wq_b.weight"].dtype == "F8_E4M3"
+        values = {e.name: source.take(e.name, e.shape) for e in source.family.entries}
+        plain = DeepseekV4Model(config, TensorsInMemory(values, "values"), select_operations(1))
+        assert torch.equal(our_logits(ours, ids, 50), our_logits(plain, ids, 50))
 
 
 def test_ties_are_few_and_counted(record_property: Any) -> None:

@@ -6,12 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_v4 import QUANTISED, ids_of, run_chunks, tiny_config, tiny_model
+from tiny_v4 import QUANTISED, RandomTensors, ids_of, run_chunks, tiny_config, tiny_model
 
 from engine.errors import InvalidRequest
 from engine.model.deepseek.replay import resume_after_hit
 from engine.model.deepseek.rows import SequenceRows
 from engine.model.deepseek.sequence_state import StateSpan, export_state, import_state, layout
+from engine.model.deepseek_v4.model import DeepseekV4Model
+from kernels.operations import select_operations
 
 COUNT = 90
 
@@ -145,6 +147,19 @@ def test_a_resumed_sequence_writes_no_global_entry_again_and_any_chunks_agree(mo
         )
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+def test_two_threads_give_the_bits_of_one(cpu_library):
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            model = DeepseekV4Model(tiny_config(), RandomTensors(), select_operations(threads))
+            found += [model.head(run_chunks(model, ids_of(COUNT), chunk)) for chunk in (1, COUNT)]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], more) for more in found[1:])
 
 
 def test_only_the_last_position_where_that_is_asked(model):
