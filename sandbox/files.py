@@ -39,6 +39,9 @@ MIB = 1 << 20
 MAX_ENTRIES = 100_000  # of a directory tree that is downloaded
 MAX_DEPTH = 128
 WORKDIR = "/workspace"
+# Of an entry that was something else when its directory was read: removed, or swapped for a directory, a
+# file, a link to itself or a FIFO.
+_CHANGED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, Trouble.NOT_REGULAR})
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,8 @@ class Files:
 
     def download_dir(self, path: str, *, max_bytes: int = 64 * MIB) -> Download:
         """A directory with all that is in it. FileTooLarge beyond `max_bytes` or 100,000 entries, UnsafePath
-        beyond 128 levels. No link is followed; a file that goes away meanwhile is left out."""
+        beyond 128 levels. No link is followed; what goes away or becomes something else meanwhile is left
+        out."""
         place = _absolute(path)
         files, links = dict[str, bytes](), dict[str, str]()
         directories, skipped = list[str](), list[str]()
@@ -195,8 +199,10 @@ class Files:
     def _read_if_there(self, path: str, max_bytes: int) -> bytes | None:
         try:
             return self.read(path, max_bytes=max_bytes)
-        except (FileMissing, UnsafePath):
-            return None
+        except FileError as error:
+            if error.errno in _CHANGED:
+                return None
+            raise
 
     def _walk(self, root: str) -> Iterator[tuple[str, Entry]]:
         """Relative names, parents before children."""
@@ -207,10 +213,10 @@ class Files:
                 raise _file_error(Trouble.TOO_DEEP, posixpath.join(root, directory))
             try:
                 entries = self.list(posixpath.join(root, directory))
-            except FileMissing:
-                if not directory:
+            except FileError as error:
+                if not directory or error.errno not in _CHANGED:
                     raise
-                continue  # the sandbox removed it since its parent was read
+                continue
             for entry in entries:
                 num_entries += 1
                 if num_entries > MAX_ENTRIES:

@@ -8,12 +8,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAX_DEPTH = 128 };
+enum { MAX_DEPTH = 128, MAX_MOVES = 1 << 20, MAX_ROUNDS = 100 };
 
 struct entry {
     uint32_t type, mode; /* type: 'f' file, 'd' directory, 'l' link, 'o' anything else */
@@ -114,20 +115,76 @@ static int list_directory(int socket, uint32_t id, const char *path) {
     return 0;
 }
 
-static int remove_tree(int at, const char *name, int depth) {
-    if (!unlinkat(at, name, 0)) return 0;
-    if (errno != EISDIR && errno != EPERM) return errno;
-    if (!unlinkat(at, name, AT_REMOVEDIR)) return 0;
-    if (errno != ENOTEMPTY && errno != EEXIST) return errno;
-    if (depth >= MAX_DEPTH) return TOO_DEEP;
-    int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = 0;
-    DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+/* Directories deeper than MAX_DEPTH are moved up to the tree's own top, so neither the stack nor the number of
+ * open files grows with the depth. */
+struct removal {
+    int top; /* the tree's first directory */
+    unsigned num_moved;
+};
+
+static int remove_entry(struct removal *removal, int at, const char *name, int depth);
+
+static int move_up(struct removal *removal, int at, const char *name) {
+    char moved[32];
+    while (removal->num_moved < MAX_MOVES) {
+        snprintf(moved, sizeof moved, ".dockyard-%u", removal->num_moved++);
+        if (!renameat2(at, name, removal->top, moved, RENAME_NOREPLACE)) return 0;
+        if (errno != EEXIST) return errno;
+    }
+    return TOO_DEEP;
+}
+
+static int empty_directory(struct removal *removal, int fd, int depth) {
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0), error = 0;
+    DIR *directory = copy < 0 ? NULL : fdopendir(copy);
     if (!directory) return errno;
+    rewinddir(directory);
     for (struct dirent *item; !error && (item = readdir(directory));)
         if (strcmp(item->d_name, ".") && strcmp(item->d_name, ".."))
-            error = remove_tree(fd, item->d_name, depth + 1);
+            error = remove_entry(removal, fd, item->d_name, depth);
     closedir(directory);
-    return error ? error : unlinkat(at, name, AT_REMOVEDIR) ? errno : 0;
+    return error == ENOENT ? 0 : error; /* someone else was quicker */
+}
+
+/* True when it is gone; else errno says why. */
+static bool remove_one(int at, const char *name) {
+    if (!unlinkat(at, name, 0)) return true;
+    return (errno == EISDIR || errno == EPERM) && !unlinkat(at, name, AT_REMOVEDIR);
+}
+
+static bool is_filled(int reason) {
+    return reason == ENOTEMPTY || reason == EEXIST;
+}
+
+static int remove_entry(struct removal *removal, int at, const char *name, int depth) {
+    if (remove_one(at, name)) return 0;
+    if (!is_filled(errno)) return errno;
+    if (depth >= MAX_DEPTH) return move_up(removal, at, name);
+    int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return errno == ENOTDIR || errno == ELOOP ? 0 : errno; /* changed: for the next round */
+    int error = empty_directory(removal, fd, depth + 1);
+    close(fd);
+    if (error || !unlinkat(at, name, AT_REMOVEDIR)) return error;
+    return is_filled(errno) || errno == ENOENT || errno == ENOTDIR ? 0 : errno;
+}
+
+/* A tree that is written to meanwhile is gone over again, up to MAX_ROUNDS times. */
+static int remove_tree(const char *path) {
+    if (remove_one(AT_FDCWD, path)) return 0;
+    if (!is_filled(errno)) return errno;
+    struct removal removal = {.top = openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
+    if (removal.top < 0) return errno;
+    int error = 0;
+    for (int round = 0; !error && round < MAX_ROUNDS;) {
+        unsigned before = removal.num_moved;
+        error = empty_directory(&removal, removal.top, 1);
+        if (error || !unlinkat(AT_FDCWD, path, AT_REMOVEDIR)) break;
+        error = is_filled(errno) ? 0 : errno;
+        round += removal.num_moved == before;
+        if (round == MAX_ROUNDS) error = ENOTEMPTY;
+    }
+    close(removal.top);
+    return error;
 }
 
 static int serve(int socket, const struct frame *frame, const char *fixed, char *path, size_t rest) {
@@ -145,7 +202,7 @@ static int serve(int socket, const struct frame *frame, const char *fixed, char 
     case LIST: return list_directory(socket, frame->id, path);
     case STAT: return send_entry(socket, frame->id, AT_FDCWD, path, "");
     case MKDIR: return make_directories(path, false);
-    case REMOVE: return remove_tree(AT_FDCWD, path, 0);
+    case REMOVE: return remove_tree(path);
     default: return BAD_FRAME;
     }
 }

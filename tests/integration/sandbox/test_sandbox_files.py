@@ -1,6 +1,7 @@
 """Files: done inside, so nothing on the host is ever in reach."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,59 @@ def test_a_tree_that_is_too_deep_is_refused(box: Sandbox):
     box.commands.run(["python3", "-c", script])
     with pytest.raises(UnsafePath, match="too deep"):
         box.files.download_dir(".")
+
+
+@pytest.mark.parametrize("depth", [300, 5000])
+def test_a_tree_of_any_depth_is_removed(box: Sandbox, depth: int):
+    script = f"import os\nfor _ in range({depth}): open('f', 'w').close(); os.mkdir('d'); os.chdir('d')"
+    box.commands.run(["python3", "-c", f"import os; os.mkdir('deep'); os.chdir('deep')\n{script}"])
+    box.files.remove("deep")
+    assert box.files.list() == ()
+
+
+SWAP = """
+import os
+open("target", "w").close()
+while True:
+    os.mkdir("d/x"); os.rmdir("d/x")
+    open("d/x", "w").close(); os.unlink("d/x")
+    os.symlink("x", "d/x"); os.unlink("d/x")
+    os.mkfifo("d/x"); os.unlink("d/x")
+"""
+
+
+def test_an_entry_that_keeps_changing_fails_no_download(box: Sandbox):
+    box.files.write("d/steady", b"1")
+    command = box.commands.start(["python3", "-c", SWAP])
+    box.commands.run("until [ -e target ]; do sleep 0.01; done")
+    for _ in range(300):
+        assert box.files.download_dir("d").files["steady"] == b"1"
+    command.kill()
+    command.wait()
+
+
+CHURN = """
+import os, itertools
+for number in itertools.count():
+    os.makedirs(f"churn/{number % 10}/a/b", exist_ok=True)
+    open(f"churn/{number % 10}/f", "w").close()
+    if number == 20: open("ready", "w").close()
+"""
+
+
+def test_a_tree_that_keeps_growing_holds_nobody_up(box: Sandbox):
+    command = box.commands.start(
+        ["python3", "-c", f"import os\nwhile True:\n try: exec({CHURN!r})\n except OSError: pass"]
+    )
+    box.commands.run("until [ -e ready ]; do sleep 0.01; done")
+    for _ in range(20):
+        with suppress(FileError):  # it may be missing or not empty; what counts is that there is an answer
+            box.files.remove("churn")
+    command.kill()
+    command.wait()
+    box.files.make_dir("churn")
+    box.files.remove("churn")
+    assert not box.files.exists("churn")
 
 
 def test_names_that_are_no_utf8(box: Sandbox):
