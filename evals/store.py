@@ -7,12 +7,14 @@ that is killed loses at most the stages under way. One `Store` belongs to one th
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar
 
+import msgspec
 from sqlalchemy import Engine, create_engine, event, literal_column, select
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -26,6 +28,7 @@ from protocol.ids import new_id
 
 RunStatus = Literal["running", "finished", "interrupted"]
 TrialStatus = Literal["planned", "generated", "done"]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,8 @@ class Turn:
 class Store:
     """Opens or makes the database at `path`; a context manager that closes it.
 
-    Raises `InvalidInput` where `path` cannot be opened as a database. `wall_s` gives seconds since 1970.
+    Raises `InvalidInput` where `path` cannot be opened as a database, and from every method that meets a
+    damaged row, which it names. `wall_s` gives seconds since 1970.
     """
 
     def __init__(self, path: Path, *, wall_s: Callable[[], float] = time.time) -> None:
@@ -88,10 +92,22 @@ class Store:
         """Closes the connection; the store cannot be used afterwards. May be called twice."""
         self._engine.dispose()
 
+    @contextmanager
+    def _session(self) -> Generator[Session]:
+        """One transaction. Raises `InvalidInput` for a file that SQLite cannot read as ours."""
+        try:
+            with Session(self._engine) as session, session.begin():
+                yield session
+        except DatabaseError as error:
+            raise InvalidInput(
+                f"store: {self._engine.url.database}: {error.orig}",
+                hint="is it damaged, in use or on a full disk? Moved away, it is made anew",
+            ) from error
+
     def start_run(self, kind: str, config: Mapping[str, Any]) -> str:
         """Records a new run and returns its id."""
         run_id = new_id("run")
-        with Session(self._engine) as session, session.begin():
+        with self._session() as session:
             session.add(
                 RunRow(
                     id=run_id,
@@ -106,25 +122,25 @@ class Store:
 
     def end_run(self, run_id: str, status: RunStatus) -> None:
         """Sets how a run stands; "running" opens it again for a resume."""
-        with Session(self._engine) as session, session.begin():
+        with self._session() as session:
             row = _run_row(session, run_id)
             row.status = status
             row.ended_s = None if status == "running" else self._wall_s()
 
     def run(self, run_id: str) -> Run:
         """Raises `InvalidInput` for an unknown id."""
-        with Session(self._engine) as session:
+        with self._session() as session:
             return _run_value(_run_row(session, run_id))
 
     def runs(self) -> tuple[Run, ...]:
         """All runs, oldest first."""
-        with Session(self._engine) as session:
+        with self._session() as session:
             rows = session.scalars(select(RunRow).order_by(RunRow.started_s, RunRow.id))
             return tuple(_run_value(row) for row in rows)
 
     def plan_trial(self, run_id: str, task_id: str, attempt: int) -> Trial:
         """The run's trial of this task and attempt: the one on record, or a new one that is planned."""
-        with Session(self._engine) as session, session.begin():
+        with self._session() as session:
             row = session.scalars(
                 select(TrialRow).filter_by(run_id=run_id, task_id=task_id, attempt=attempt)
             ).one_or_none()
@@ -138,7 +154,7 @@ class Store:
 
     def record_turn(self, trial_id: str, turn: Turn) -> None:
         """Appends a model call to a trial, which is "generated" from here on."""
-        with Session(self._engine) as session, session.begin():
+        with self._session() as session:
             _trial_row(session, trial_id).status = "generated"
             session.add(
                 TurnRow(
@@ -156,14 +172,14 @@ class Store:
         self, trial_id: str, verdict: Verdict, *, detail: str, program: str, grading_ms: float | None
     ) -> None:
         """Ends a trial. A later verdict of the same trial, from a resumed run, replaces it."""
-        with Session(self._engine) as session, session.begin():
+        with self._session() as session:
             row = _trial_row(session, trial_id)
             row.status, row.verdict, row.detail = "done", verdict, detail
             row.program, row.grading_ms = program, grading_ms
 
     def trials(self, run_id: str) -> tuple[Trial, ...]:
         """The trials of a run, in the order in which they were planned."""
-        with Session(self._engine) as session:
+        with self._session() as session:
             rows = session.scalars(
                 select(TrialRow).filter_by(run_id=run_id).order_by(literal_column("rowid"))
             )
@@ -171,7 +187,7 @@ class Store:
 
     def turns(self, trial_id: str) -> tuple[Turn, ...]:
         """The model calls of a trial, in order."""
-        with Session(self._engine) as session:
+        with self._session() as session:
             rows = session.scalars(select(TurnRow).filter_by(trial_id=trial_id).order_by(TurnRow.id))
             return tuple(_turn_value(row) for row in rows)
 
@@ -213,35 +229,64 @@ def _trial_row(session: Session, trial_id: str) -> TrialRow:
 
 
 def _run_value(row: RunRow) -> Run:
-    return Run(
-        id=row.id,
-        kind=row.kind,
-        config=json.loads(row.config),
-        status=cast(RunStatus, row.status),
-        started_s=row.started_s,
-        ended_s=row.ended_s,
-    )
+    where = f"run {row.id!r}"
+    fields = {
+        "id": row.id,
+        "kind": row.kind,
+        "config": _json(row.config, where, "config"),
+        "status": row.status,
+        "started_s": row.started_s,
+        "ended_s": row.ended_s,
+    }
+    return _checked(fields, Run, where)
 
 
 def _trial_value(row: TrialRow) -> Trial:
-    return Trial(
-        id=row.id,
-        task_id=row.task_id,
-        attempt=row.attempt,
-        status=cast(TrialStatus, row.status),
-        verdict=cast(Verdict | None, row.verdict),
-        detail=row.detail,
-        program=row.program,
-        grading_ms=row.grading_ms,
-    )
+    fields = {
+        "id": row.id,
+        "task_id": row.task_id,
+        "attempt": row.attempt,
+        "status": row.status,
+        "verdict": row.verdict,
+        "detail": row.detail,
+        "program": row.program,
+        "grading_ms": row.grading_ms,
+    }
+    return _checked(fields, Trial, f"trial {row.id!r}")
 
 
 def _turn_value(row: TurnRow) -> Turn:
-    return Turn(
-        request_id=row.request_id,
-        config=json.loads(row.config),
-        reply=row.reply,
-        prompt_tokens=row.prompt_tokens,
-        completion_tokens=row.completion_tokens,
-        timings_ms=json.loads(row.timings_ms),
+    where = f"turn {row.id} of trial {row.trial_id!r}"
+    fields = {
+        "request_id": row.request_id,
+        "config": _json(row.config, where, "config"),
+        "reply": row.reply,
+        "prompt_tokens": row.prompt_tokens,
+        "completion_tokens": row.completion_tokens,
+        "timings_ms": _json(row.timings_ms, where, "timings_ms"),
+    }
+    return _checked(fields, Turn, where)
+
+
+def _json(text: object, where: str, column: str) -> object:
+    """What a column of JSON holds. SQLite keeps any type in any column."""
+    try:
+        if isinstance(text, str):
+            return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(where, f"{column} is not JSON: {error}") from error
+    raise _damaged(where, f"{column} is {type(text).__name__}, not text")
+
+
+def _checked(fields: Mapping[str, object], kind: type[Value], where: str) -> Value:
+    """A row as a value of its types, whatever has written it."""
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise _damaged(where, str(error)) from error
+
+
+def _damaged(where: str, what: str) -> InvalidInput:
+    return InvalidInput(
+        f"store: {where} is damaged: {what}", hint="mend or delete that row, or start a new run"
     )

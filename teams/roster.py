@@ -12,6 +12,7 @@ from typing import Literal
 from protocol.errors import InvalidInput
 from teams.workspace import Diff
 
+AGENT_NAME = r"[a-z][a-z0-9_-]{0,15}"
 EndState = Literal["done", "failed", "cancelled"]
 
 

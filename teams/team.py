@@ -20,12 +20,11 @@ from teams.mailbox import Mailbox
 from teams.member import Ending, Member, Program, Turn
 from teams.model_client import ModelClient
 from teams.recorder import EventSink, Recorder
-from teams.roster import Outcome, Roster
+from teams.roster import AGENT_NAME, Outcome, Roster
 from teams.workspace import AgentSandbox, Diff, SandboxFactory, Tree, WorkspaceError
 
 LEAD = "lead"
 _SNAPSHOT_S = 30.0  # beyond the deadline, for the lead's changes
-_NAME = re.compile(r"[a-z][a-z0-9_-]{0,15}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +246,7 @@ class Team:
     def _spawn(self, crew: _Crew, recorder: Recorder, name: str, program: Program, task: str) -> None:
         if recorder.agent != LEAD:
             raise InvalidInput("only the lead starts teammates", hint="send the lead a message")
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch(AGENT_NAME, name):
             raise InvalidInput(f"{name!r} is no name for an agent", hint="a-z, 0-9, - and _, at most 16")
         if len(crew.roster.names()) >= self._limits.max_members:
             raise InvalidInput(f"the team has its {self._limits.max_members} members", hint="do it yourself")

@@ -8,23 +8,24 @@ The time of a run is bounded by the layout's `timeout_s`.
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from evals.bugs.hidden_tests import ReportError, TestRun, run_hidden_tests
 from evals.bugs.task import BugTask, without
-from protocol.errors import DockyardError, InvalidInput
+from protocol.errors import InvalidInput
 from teams.workspace import SandboxFactory, Tree
 
 MIN_PASS_TO_PASS = 20
+_MAX_NAMED = 5  # tests of each side, in an error
 _RULE = 1  # raise when the rule changes, so that kept acceptances are made anew
 _UNSTABLE = re.compile(r"/tmp/|/workspace|\d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ]\d\d|0x[0-9a-f]{6,}")
 
 
-class NotAcceptedError(DockyardError):
+class NotAcceptedError(InvalidInput):
     """The task's tests do not do what a task needs. Says which rule is broken."""
 
 
@@ -60,8 +61,10 @@ def judged(task: BugTask, old: TestRun, new: TestRun) -> Accepted:
     fail_to_pass = tuple(sorted(test for test in passing if not old.passed(test)))
     pass_to_pass = tuple(sorted(test for test in passing if old.passed(test)))
     _require(task, bool(fail_to_pass), "no test fails on the old and passes on the new source")
-    missing = sorted(set(fail_to_pass) ^ set(task.fail_to_pass))
-    _require(task, not missing, f"fail-to-pass is not as stated: {', '.join(missing[:3])}")
+    as_stated = set(fail_to_pass) == set(task.fail_to_pass)
+    _require(
+        task, as_stated, f"fail_to_pass states {_named(task.fail_to_pass)}; found {_named(fail_to_pass)}"
+    )
     enough = len(pass_to_pass) >= MIN_PASS_TO_PASS or task.num_pass_to_pass is None
     _require(task, enough and bool(pass_to_pass), f"only {len(pass_to_pass)} tests pass on both sides")
     agreed = task.num_pass_to_pass in (None, len(pass_to_pass))
@@ -79,9 +82,8 @@ async def prepare(task: BugTask, cache_dir: Path, sandboxes: SandboxFactory) -> 
     if task.fixed is None and task.pass_to_pass:
         return task  # a folder's author names the tests that decide
     kept = cache_dir / f"accepted-{task.name}-{_fingerprint(task)}.json"
-    if kept.is_file():
-        tests = _Kept.model_validate_json(kept.read_bytes())
-    else:
+    tests = _read_kept(kept)
+    if tests is None:
         accepted = await accept(task, sandboxes)
         tests = _Kept(fail_to_pass=accepted.fail_to_pass, pass_to_pass=accepted.pass_to_pass)
         _keep(kept, tests)
@@ -106,6 +108,11 @@ def _require(task: BugTask, holds: bool, otherwise: str) -> None:
         raise NotAcceptedError(f"task {task.name} is not accepted: {otherwise}")
 
 
+def _named(tests: Sequence[str]) -> str:
+    more = f" and {len(tests) - _MAX_NAMED} more" if len(tests) > _MAX_NAMED else ""
+    return ", ".join(tests[:_MAX_NAMED]) + more
+
+
 def _fingerprint(task: BugTask) -> str:
     sums = hashlib.sha256(json.dumps([_RULE, task.layout.model_dump(), task.fail_to_pass]).encode())
     for tree in (task.workspace, task.hidden, task.fixed or Tree({})):
@@ -118,6 +125,14 @@ def _parts(tree: Tree) -> Iterable[bytes]:
     for path, data in sorted(tree.files.items()):
         yield path.encode()
         yield data
+
+
+def _read_kept(path: Path) -> _Kept | None:
+    """None where there is none that can be read: it is a cache, and made anew."""
+    try:
+        return _Kept.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
 
 
 def _keep(path: Path, tests: _Kept) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.errors import InvalidInput
 from teams.member import Turn
+from teams.roster import AGENT_NAME
 
 
 class _Part(BaseModel):
@@ -26,6 +27,9 @@ class RecordedTurn(_Part):
     digest: str = Field(default="", pattern=r"^([0-9a-f]{16})?$")  # of the tool's output; "": not a tool
 
 
+AgentName = Annotated[str, Field(pattern=f"^{AGENT_NAME}$")]
+
+
 class Recording(_Part):
     """A team run that can be replayed. `version` changes when the meaning of a field does."""
 
@@ -35,15 +39,17 @@ class Recording(_Part):
     title: str
     origin: str  # who wrote the answers, and how
     licence: str  # of the few foreign lines in it, and where they come from
-    agents: dict[str, Annotated[tuple[RecordedTurn, ...], Field(min_length=1)]]
+    agents: dict[AgentName, Annotated[tuple[RecordedTurn, ...], Field(min_length=1)]]
 
 
 def load_recording(path: Path) -> Recording:
     """Reads a recording. Raises `InvalidInput` naming the file and the field that does not fit."""
     try:
         recording = Recording.model_validate_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise InvalidInput(f"there is no recording {path}", hint="give the path of a JSON file") from error
+    except OSError as error:
+        raise InvalidInput(
+            f"recording {path} cannot be read: {error.strerror}", hint="give the path of a JSON file"
+        ) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"

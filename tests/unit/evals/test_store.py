@@ -103,3 +103,46 @@ def test_any_sqlite_tool_can_read_it(tmp_path):
     assert connection.execute("select count(*) from runs").fetchone() == (1,)
     assert connection.execute("pragma journal_mode").fetchone() == ("wal",)
     connection.close()
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value", "says"),
+    [
+        ("runs", "config", "{", "run 'run-.*' is damaged: config is not JSON"),
+        ("runs", "config", "[" * 100_000, "run 'run-.*' is damaged: config is not JSON"),
+        ("runs", "config", b"\xff", "run 'run-.*' is damaged: config is bytes"),
+        ("runs", "config", "[]", r"run 'run-.*' is damaged: .*\$.config"),
+        ("runs", "status", "dancing", r"run 'run-.*' is damaged: .*\$.status"),
+        ("runs", "started_s", "soon", r"run 'run-.*' is damaged: .*\$.started_s"),
+        ("trials", "verdict", "splendid", r"trial 'trial-.*' is damaged: .*\$.verdict"),
+        ("trials", "attempt", "one", r"trial 'trial-.*' is damaged: .*\$.attempt"),
+        ("turns", "timings_ms", '{"a": "b"}', r"turn 1 of trial 'trial-.*' is damaged: .*\$.timings_ms"),
+        ("turns", "prompt_tokens", "many", r"turn 1 of trial 'trial-.*' is damaged: .*\$.prompt_tokens"),
+    ],
+)
+def test_a_damaged_row_is_named(tmp_path, table, column, value, says):
+    path = tmp_path / "runs.db"
+    with Store(path) as store:
+        run_id = store.start_run("humaneval", {})
+        trial = store.plan_trial(run_id, "t/0", 0)
+        store.record_turn(trial.id, TURN)
+        connection = sqlite3.connect(path)
+        connection.execute(f"update {table} set {column} = ?", (value,))
+        connection.commit()
+        connection.close()
+        with pytest.raises(InvalidInput, match=says):
+            store.run(run_id), store.trials(run_id), store.turns(trial.id)
+
+
+@pytest.mark.parametrize("damage", ["drop table trials", "update trials set detail = cast(x'ff' as text)"])
+def test_a_file_that_sqlite_cannot_read_as_ours_is_named(tmp_path, damage):
+    path = tmp_path / "runs.db"
+    with Store(path) as store:
+        run_id = store.start_run("humaneval", {})
+        store.plan_trial(run_id, "t/0", 0)
+        connection = sqlite3.connect(path, isolation_level=None)
+        connection.execute("pragma foreign_keys = off")
+        connection.execute(damage)
+        connection.close()
+        with pytest.raises(InvalidInput, match=r"store: .*runs\.db: "):
+            store.trials(run_id)

@@ -168,7 +168,7 @@ def test_a_task_that_tells_old_from_new_is_accepted():
     [
         (promised(), {"bug": "passed"}, {"bug": "passed"}, "no test fails on the old"),
         (promised(), {"bug": "failed"}, {"bug": "failed"}, "no test fails on the old"),
-        (promised(fail_to_pass=("t::other",)), {}, {"bug": "passed"}, "not as stated"),
+        (promised(fail_to_pass=("t::other",)), {}, {"bug": "passed"}, "states t::other; found t::bug"),
         (promised(21), {}, {"bug": "passed"}, "stated 21"),
         (promised(19), {"s0": "failed"}, {"bug": "passed", "s0": "failed"}, "only 19"),
     ],

@@ -120,6 +120,7 @@ def test_a_saved_recording_loads_again(tmp_path):
         ({"surprise": 1}, "surprise: Extra inputs"),
         ({"agents": {"ada": [{"text": "x"}]}}, "nobody is called 'lead'"),
         ({"agents": {"lead": []}}, "agents.lead"),
+        ({"agents": {"lead": [{"text": "x"}], "A\x1b[2J": [{"text": "x"}]}}, "agents.*match pattern"),
         ({"agents": {"lead": [{"text": "x", "digest": "zz"}]}}, "digest"),
     ],
 )
@@ -131,8 +132,10 @@ def test_what_is_no_recording_is_refused_by_its_field(tmp_path, change, advice):
 
 
 def test_a_missing_recording_is_named(tmp_path):
-    with pytest.raises(InvalidInput, match=r"no recording .*none.json"):
+    with pytest.raises(InvalidInput, match=r"none.json cannot be read: No such file"):
         load_recording(tmp_path / "none.json")
+    with pytest.raises(InvalidInput, match="cannot be read: Is a directory"):
+        load_recording(tmp_path)
 
 
 def shipped(name):
