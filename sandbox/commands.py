@@ -24,6 +24,9 @@ SIGKILL = 9
 # How long init may take to end a command's processes before the sandbox as a whole is ended. A fork bomb
 # takes milliseconds; only processes stuck in the kernel, or an init starved of CPU, take this long.
 KILL_GRACE_NS = 10_000_000_000
+_MINDER_DIED_TEXT = (
+    b"dockyard: the process that watches over this command was killed or stopped, so the command was ended\n"
+)
 
 
 class Host(Protocol):
@@ -156,13 +159,15 @@ class RunningCommand:
             self._stderr.add(f"dockyard: cannot run the program: {os.strerror(value)}\n".encode())
             self._resolve(self._result(127 if value == 2 else 126, "exit"))
         else:
+            if ending == Ending.MINDER_DIED and self._verdict is None:
+                self._stderr.add(_MINDER_DIED_TEXT)
             self._resolve(self._judge(ending, value))
 
     def _judge(self, ending: int, value: int) -> CommandResult:
         if self._verdict is not None:
             return self._result(128 + SIGKILL, self._verdict)
         reason: Reason = "exit" if ending == Ending.EXIT else "signal"
-        # MINDER_DIED: a command that killed its own minder, and went with it.
+        # MINDER_DIED: a command that killed or stopped its own minder, and went with it.
         by_signal = value if ending == Ending.SIGNAL else SIGKILL
         exit_code = value if ending == Ending.EXIT else 128 + by_signal
         # A shell reports its child's death by the OOM killer as its own failure, so any failure counts.

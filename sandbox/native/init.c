@@ -209,10 +209,14 @@ static void finish(struct command *command) {
     release(command);
 }
 
+/* Nobody but a command stops a minder, and a stopped one ends nothing: it is killed, so that its command ends
+ * as that of a minder does which a command has killed itself. */
 static void reap(int signals) {
     struct signalfd_siginfo info;
+    int status;
     while (read(signals, &info, sizeof info) > 0) {}
-    while (waitpid(-1, NULL, WNOHANG) > 0) {}
+    for (pid_t child; (child = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0;)
+        if (WIFSTOPPED(status)) kill(child, SIGKILL);
 }
 
 static nfds_t fill_polls(struct pollfd *polls, int signals) {

@@ -223,6 +223,33 @@ def test_a_command_that_kills_its_minder_takes_its_children_with_it(box: Sandbox
     assert box.commands.run("echo alive").stdout == "alive\n"
 
 
+# Stops the minder once, or as fast as it can be continued.
+STOPPER = """
+import os, sys, time
+minder = os.getppid()
+for _ in range(int(sys.argv[1])):
+    os.kill(minder, 19)
+    os.kill(minder, 18)
+os.kill(minder, 19)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("times", ["0", "100000"])
+def test_a_command_that_stops_its_minder_ends_at_once_by_its_own_doing(box: Sandbox, times: str):
+    result = box.commands.run(["python3", "-c", STOPPER, times], timeout_s=60)
+    assert (result.reason, result.exit_code) == ("signal", 137)
+    assert "was killed or stopped" in result.stderr
+    assert processes(box) == []
+
+
+def test_a_command_that_stops_anothers_minder_does_not_break_the_sandbox(box: Sandbox):
+    other = box.commands.start("echo $PPID > minder; sleep 1001")
+    box.commands.run("until [ -s minder ]; do sleep 0.01; done; kill -STOP $(cat minder)")
+    assert other.wait(60).reason == "signal"
+    assert box.commands.run("echo alive").stdout == "alive\n"
+
+
 def test_one_command_cannot_take_anothers_processes_with_it(box: Sandbox):
     other = box.commands.start("(setsid sleep 1001 &) ; sleep 1002")
     box.commands.run("(setsid sleep 1003 &) ; kill -9 $PPID")
