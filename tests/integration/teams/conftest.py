@@ -1,10 +1,8 @@
-from pathlib import Path
-
 import pytest
 
 from evals.team_sandboxes import BoxConfig, Boxes
 from sandbox.audit import leftovers
-from sandbox.places import default_state_dir, default_toolkit
+from sandbox.places import default_home, default_state_dir, default_toolkit
 from sandbox.toolkit import build_toolkit
 
 
@@ -19,7 +17,7 @@ def toolkit():
 @pytest.fixture(scope="session")
 def sources():
     """Where the published sources of bug tasks are kept between runs."""
-    return Path.home() / ".dockyard" / "sources"
+    return default_home() / "cache"
 
 
 @pytest.fixture(params=["function", "container"])
