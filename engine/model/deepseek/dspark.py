@@ -105,6 +105,8 @@ class DraftModel:
         stops_T = torch.tensor(verified, dtype=torch.int64)[rows.sequence_T]
         kept = (rows.positions_T < stops_T) & (rows.positions_T >= stops_T - cache.window)
         picked = kept.nonzero()[:, 0]
+        if len(picked) == 0:
+            return
         positions, sequence = rows.positions_T[picked], rows.sequence_T[picked]
         slots_S = torch.tensor([s.slot for s in rows.sequences], dtype=torch.int64)
         ring = slots_S[sequence] * cache.window + positions % cache.window

@@ -1,6 +1,8 @@
 """Drafts: what is trained is what is served, a sequence's bits are its own, and what is not verified goes."""
 
+import json
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +18,10 @@ from dspark_models import (
 from golden_sets import RandomTensors
 
 from engine.errors import BrokenHandoff, BrokenModelFile
+from engine.model import configs
 from engine.model.deepseek.config import DeepseekConfig, Quantisation
 from engine.model.deepseek.dspark import DraftModel, pick_each, pick_likeliest
-from engine.model.deepseek.dspark_context import Anchor, DraftPlan
+from engine.model.deepseek.dspark_context import Anchor, DraftCache, DraftPlan
 from engine.model.deepseek.model import DeepseekModel
 from engine.model.deepseek.rope import RotaryTables
 from engine.model.deepseek.rows import SequenceRows
@@ -148,6 +151,7 @@ def test_what_is_not_verified_leaves_nothing(models):
         tap, run = drafts.tap(), TEXT[start : start + count] + text(5, 5)
         model.forward(torch.tensor(run), [SequenceRows(0, range(5), start, len(run))], model_cache, tap)
         start += count
+        drafts.write(cache, tap, {0: start - count})  # nothing
         drafts.write(cache, tap, {0: start})
         expected = read_context(model, drafts, TEXT[:start], 16)
         assert (cache.export_slot(0, start) == expected.export_slot(0, start)).all()
@@ -239,7 +243,9 @@ def test_drafts_are_sampled_by_each_request_as_it_samples(models):
 
 def test_a_slot_takes_as_many_bytes_as_the_windows_of_its_blocks():
     _, drafts = drafting()
-    assert drafts.new_cache(7).slot_bytes() == 3 * 8 * 33  # and 3 * 128 * 528 released
+    assert drafts.new_cache(7).slot_bytes() == 3 * 8 * 33
+    released = json.loads((Path(configs.__file__).parent / "deepseek-v4.1-flash.json").read_text())
+    assert DraftCache(DeepseekConfig.from_dict(released), 1).slot_bytes() == 3 * 128 * 528
 
 
 def test_a_whole_checkpoint_is_taken():

@@ -1,5 +1,6 @@
 """The tower against a slow reference, and images in the model: chunks give the bits of the full pass."""
 
+import json
 import math
 
 import numpy as np
@@ -9,11 +10,15 @@ from dspark_models import COMPRESSED_IDS, IMAGE, config_of, raw_config, text, wh
 from golden_sets import RandomTensors, Recorder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
+from engine.checkpoint.conversion import convert
+from engine.checkpoint.source import open_checkpoint
 from engine.errors import BrokenModelFile, InvalidRequest
 from engine.model.deepseek import vision_block
 from engine.model.deepseek.config import DeepseekConfig, Quantisation
 from engine.model.deepseek.dspark import DraftModel
+from engine.model.deepseek.dspark_context import Anchor
 from engine.model.deepseek.image_span import ImageSpan, image_rows, place_images
 from engine.model.deepseek.model import DeepseekModel
 from engine.model.deepseek.rows import SequenceRows
@@ -121,6 +126,32 @@ def test_a_whole_checkpoint_is_taken(cpu_library):
         source.check_all_taken()
     VisionTower(config, source, operations)
     source.check_all_taken()
+
+
+def test_a_whole_checkpoint_in_the_released_formats_drafts_and_sees(tmp_path, cpu_library):
+    """From a folder, with FP8 and FP4 weights: every tensor has a use, and the parts run together."""
+    raw = raw_config(hidden_size=64, moe_intermediate_size=32, q_lora_rank=32, o_lora_rank=32)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_text(json.dumps(raw))
+    save_file(whole_tensors(raw), plain / "model.safetensors")
+    convert(plain, tmp_path / "released")
+    source, operations = open_checkpoint(tmp_path / "released"), select_operations(1)
+    config = DeepseekConfig.from_dict(source.folder.config)
+    model = DeepseekModel(config, source, operations, COMPRESSED_IDS)
+    drafts, tower = DraftModel(model, source), VisionTower(config, source, operations)
+    source.check_all_taken()
+    image = tower.patch(picture(30, 40))
+    ids, starts = place_images([7, IMAGE, 8, 9], IMAGE, [image.grid.num_tokens])
+    rows, tap, context = [SequenceRows(0, range(4), 0, len(ids))], drafts.tap(), drafts.new_cache(1)
+    images = image_rows(rows, [[ImageSpan(starts[0], tower.embed(image))]])
+    hidden = model.forward(torch.tensor(ids), rows, model.new_cache(4, 16, 1), tap, images)
+    drafts.write(context, tap)
+    newest = int(model.head(hidden[-1:]).argmax())
+    proposal = drafts.propose(context, [Anchor(0, newest, len(ids))])
+    assert proposal.token_ids.shape == (1, 5)
+    assert proposal.logits.isfinite().all()
+    model.close()
 
 
 @pytest.fixture(scope="module", params=[Quantisation(), Quantisation.off()], ids=["released", "float32"])
