@@ -2,7 +2,8 @@
 
 How many there are depends on the position, so sums go over tiles of 64 entries in order: a tile that a row
 does not see adds zeros and changes no bit, whatever rows it runs with.
-Shapes: T rows, H heads, D head size, W window, N entries of a sequence, E entries of a tile, M = T*H.
+Shapes: T rows, H heads, D head size, W window, N entries of a sequence, E entries of a tile, M = T*H,
+X = D + 1, sums of weighted values and of weights.
 """
 
 from collections.abc import Sequence
@@ -55,11 +56,27 @@ class Compressed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Partial:
-    """A row's sums so far: sum_s e^(l_s - top) v_s, and sum_s e^(l_s - top)."""
+class _Far:
+    """One sequence's entries: as keys, and as values in tiles, each with a column of ones for the total."""
 
-    weighted: Tensor  # [M, D]
-    total: Tensor  # [M]
+    keys: Tensor  # [N, D]
+    tiles: list[Dense]
+
+    @classmethod
+    def of(cls, keys_ND: Tensor) -> "_Far":
+        missing = -keys_ND.shape[0] % _TILE
+        values_ND = F.pad(F.pad(keys_ND, (0, 1), value=1.0), (0, 0, 0, missing))
+        starts = range(0, values_ND.shape[0], _TILE)
+        return cls(keys_ND, [Dense.of(values_ND[at : at + _TILE].T.contiguous()) for at in starts])
+
+    def logits(self, operations: Operations, q_THD: Tensor, counts_T: Tensor) -> Tensor:
+        """[T, H, N], unscaled; -inf for entries that a row does not see."""
+        count = self.keys.shape[0]
+        if count == 0:
+            return torch.empty(*q_THD.shape[:2], 0)
+        logits_MN = numerics.dot_products(operations, q_THD.flatten(0, 1), self.keys)
+        hidden_TN = torch.arange(count) >= counts_T[:, None]
+        return logits_MN.view(*q_THD.shape[:2], -1).masked_fill_(hidden_TN[:, None], -torch.inf)
 
 
 class HeavyAttention:
@@ -69,51 +86,37 @@ class HeavyAttention:
         self._sink_H, self._scale = sink_H, scale
 
     def __call__(self, operations: Operations, q_THD: Tensor, window: Entries, far: Compressed) -> Tensor:
-        """[T, H, D]."""
+        """[T, H, D]. Memory is bounded: rows go in chunks."""
         out = torch.empty_like(q_THD)
         for seen in far.visible:
-            keys_ND = far.record.decode(far.stored[seen.entries])
-            width = (window.index.shape[1] * q_THD.shape[2]) + seen.entries.shape[0] * q_THD.shape[1]
+            entries = _Far.of(far.record.decode(far.stored[seen.entries]))
+            width = window.index.shape[1] * q_THD.shape[2] + seen.entries.shape[0] * q_THD.shape[1]
             chunk = max(1, _LOGITS // width)
             for start in range(seen.rows.start, seen.rows.stop, chunk):
                 rows = slice(start, min(start + chunk, seen.rows.stop))
                 counts_T = seen.counts[start - seen.rows.start :][: rows.stop - start]
                 near = Entries(window.pool, window.index[rows])
-                out[rows] = self._attend(operations, q_THD[rows], near, keys_ND, counts_T)
+                far_THN = entries.logits(operations, q_THD[rows], counts_T).mul_(self._scale)
+                out[rows] = self._attend(operations, q_THD[rows], near, far_THN, entries.tiles)
         return out
 
     def _attend(
-        self, operations: Operations, q_THD: Tensor, near: Entries, keys_ND: Tensor, counts_T: Tensor
+        self, operations: Operations, q_THD: Tensor, near: Entries, far_THN: Tensor, tiles: list[Dense]
     ) -> Tensor:
-        rows, heads, _ = q_THD.shape
+        """Changes `far_THN`."""
         keys_TWD = near.pool.index_select(0, near.index.flatten()).view(*near.index.shape, -1)
         near_THW = numerics.batched_product(q_THD, keys_TWD.transpose(1, 2)).mul_(self._scale)
         near_THW.masked_fill_((near.index == 0)[:, None], -torch.inf)
         top_TH = torch.maximum(near_THW.amax(2), self._sink_H)
-        far_THN = torch.empty(rows, heads, 0)
-        if keys_ND.shape[0]:
-            far_MN = numerics.dot_products(operations, q_THD.flatten(0, 1), keys_ND).mul_(self._scale)
-            far_THN = far_MN.view(rows, heads, -1)
-            hidden_TN = torch.arange(keys_ND.shape[0]) >= counts_T[:, None]
-            far_THN.masked_fill_(hidden_TN[:, None], -torch.inf)
+        if tiles:
             top_TH = torch.maximum(top_TH, far_THN.amax(2))
         near_THW = near_THW.sub_(top_TH[:, :, None]).exp_()
-        near_MD = numerics.batched_product(near_THW, keys_TWD).flatten(0, 1)
-        near_M = numerics.tree_sum(near_THW, 2).flatten() + (self._sink_H - top_TH).exp().flatten()
+        weighted_MD = numerics.batched_product(near_THW, keys_TWD).flatten(0, 1)
+        total_TH = numerics.tree_sum(near_THW, 2) + (self._sink_H - top_TH).exp()
+        sums_MX = torch.cat((weighted_MD, total_TH.view(-1, 1)), 1)
         far_MN = far_THN.sub_(top_TH[:, :, None]).exp_().flatten(0, 1)
-        sums = _add_tiles(operations, _Partial(near_MD, near_M), far_MN, keys_ND)
-        return (sums.weighted / sums.total[:, None]).view_as(q_THD)
-
-
-def _add_tiles(operations: Operations, sums: _Partial, weights_MN: Tensor, keys_ND: Tensor) -> _Partial:
-    """The sums with those of all tiles, one after the other. A column of ones makes the total."""
-    count, width = keys_ND.shape
-    missing = -count % _TILE
-    weights_MN = F.pad(weights_MN, (0, missing))
-    values_ND = F.pad(F.pad(keys_ND, (0, 1), value=1.0), (0, 0, 0, missing))
-    for start in range(0, count, _TILE):
-        tile = Dense.of(values_ND[start : start + _TILE].T.contiguous())
-        weights_ME = weights_MN[:, start : start + _TILE].contiguous()
-        product = numerics.linear(operations, weights_ME, (tile,))[0]
-        sums = _Partial(sums.weighted + product[:, :width], sums.total + product[:, width])
-    return sums
+        for tile, start in zip(tiles, range(0, far_MN.shape[1], _TILE), strict=True):
+            weights_ME = far_MN[:, start : start + _TILE]
+            weights_ME = F.pad(weights_ME, (0, _TILE - weights_ME.shape[1])).contiguous()
+            sums_MX = sums_MX + numerics.linear(operations, weights_ME, (tile,))[0]
+        return (sums_MX[:, :-1] / sums_MX[:, -1:]).view_as(q_THD)
