@@ -28,6 +28,13 @@ while True:
     try: os.fork()
     except OSError: pass
 '''
+INOTIFY = '''
+import ctypes
+libc, taken = ctypes.CDLL(None), 0
+while libc.inotify_init1(0) >= 0:
+    taken += 1
+print(taken)
+'''
 state = Path(sys.argv[1]) / "state"
 options = {"state_dir": state, "toolkit": sys.argv[2]}
 seen = {}
@@ -39,6 +46,7 @@ with Sandbox.create(pids=32, disk_mb=8, **options) as box:
     seen["left"] = box.commands.run(["ps", "-eo", "comm="]).stdout.split()
     seen["full"] = box.commands.run("head -c 50M /dev/zero > big").stderr
     seen["eater"] = box.commands.run(["python3", "-c", "bytearray(2 << 30)"]).stderr.splitlines()[-1]
+    seen["inotify"] = int(box.commands.run(["python3", "-c", INOTIFY]).stdout)
     seen["root"] = box.commands.run("touch /x").exit_code
     seen["interfaces"] = box.files.read("/proc/net/dev").decode().count(":")
 refused = []
@@ -102,6 +110,7 @@ def test_an_ordinary_user_gets_what_the_host_can_enforce_and_is_told_the_rest(pl
     assert "python3" not in seen["left"]
     assert "No space left" in seen["full"]
     assert seen["eater"] == "MemoryError"
+    assert seen["inotify"] == 64  # of its owner's own, of which there are mostly 128
     assert seen["root"] != 0
     assert seen["interfaces"] == 1
     assert seen["refused"] == ["memory_mb=64", "cpu=1", "substrate"]
