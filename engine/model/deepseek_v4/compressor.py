@@ -4,7 +4,8 @@ pooled = sum_t softmax_t(gate_t + ape_t)_t * value_t, a softmax over the group's
 entry is RMSNorm(pooled), rotated at the group's first position. HCA's groups lie side by side. CSA's overlap:
 a token has two series, and an entry pools the first series of the group before with the second of its own.
 
-Shapes: T rows, G completed groups, w tokens of an entry, X channels of a token, D channels of an entry.
+Shapes: T rows, G completed groups, w tokens of an entry, X channels of a token, D channels of an entry,
+F rows of the ring of open groups, r tokens between entries.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from engine.checkpoint.v4_shape import V4Layer
 from engine.model.deepseek.compressor import pool_group
 from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.rope import rotate_
+from engine.model.deepseek.rows import GroupPlan
 from engine.model.deepseek.step import Step
 from engine.model.deepseek_v4.config import DeepseekV4Config
 from engine.model.tensor_source import TensorSource
@@ -62,21 +64,18 @@ class Compressor:
         self._layer, self._width, self._pools = layer, layer.ratio * series, list[_Pool]()
         weights: list[Tensor] = []
         biases: list[Tensor] = []
-        nothing: list[Tensor] = []
         start = 0
         for name, width in parts:
             columns = series * width
-            weights += [
-                source.take(f"{name}.{part}.weight", (columns, config.hidden_size))
-                for part in ("wkv", "wgate")
-            ]
+            for matrix in ("wkv", "wgate"):
+                weights.append(source.take(f"{name}.{matrix}.weight", (columns, config.hidden_size)))
             biases += [torch.zeros(layer.ratio, columns), source.take(f"{name}.ape", (layer.ratio, columns))]
-            nothing += [torch.zeros(1, columns), torch.full((1, columns), -torch.inf)]
             norm = RmsNorm.take(source, f"{name}.norm", width, config.rms_norm_eps)
             self._pools.append(_Pool(start, width, series, norm))
             start += 2 * columns
-        self.weight = Dense.of(torch.cat(weights))
-        self._bias_rX, self._nothing_1X = torch.cat(biases, 1), torch.cat(nothing, 1)
+        self.weight, self._bias_rX = Dense.of(torch.cat(weights)), torch.cat(biases, 1)
+        absent = [torch.full_like(bias[:1], -torch.inf if i % 2 else 0.0) for i, bias in enumerate(biases)]
+        self._nothing_1X = torch.cat(absent, 1)  # a token before the first: no value, and no weight
 
     def write(self, step: Step, index: int, tokens_TX: Tensor) -> None:
         """Entries of the groups that the step completes; what groups stay open is left in the cache.
@@ -87,15 +86,7 @@ class Compressor:
         cached = step.cache.sources[index]
         step.shared.index_keys = {}
         tokens_TX += self._bias_rX[step.rows.positions_T % self._layer.ratio]
-        if plan.members is None or cached.open is None:  # an HCA group of one token
-            groups_GwX = tokens_TX[:, None]
-        elif plan.last_rows.shape[0]:
-            pool = plan.members.pool(cached.open, tokens_TX, self._nothing_1X)
-            groups_GwX = pool[plan.members.index[plan.last_rows]]
-        else:
-            groups_GwX = tokens_TX[:0, None]
-        if plan.members is not None and cached.open is not None:
-            cached.open[plan.members.stored_ring] = tokens_TX[plan.members.stored_rows]
+        groups_GwX = self._groups(plan, cached.open, tokens_TX)
         if plan.written.shape[0] == 0:
             return
         stores = ((cached.main, step.cache.records.main), (cached.index, step.cache.records.index))
@@ -103,3 +94,14 @@ class Compressor:
             entries_GD = pool.norm(step.operations, pool.pooled(groups_GwX))
             rotate_(entries_GD, angles)
             stored[plan.entries] = record.encode(entries_GD[plan.written])
+
+    def _groups(self, plan: GroupPlan, open_FX: Tensor | None, tokens_TX: Tensor) -> Tensor:
+        """[G, w, X]: the tokens of each completed group. What later groups read goes into the ring."""
+        if plan.members is None or open_FX is None:  # HCA with groups of one token
+            return tokens_TX[:, None]
+        groups_GwX = tokens_TX[:0, None]
+        if plan.last_rows.shape[0]:
+            pool = plan.members.pool(open_FX, tokens_TX, self._nothing_1X)
+            groups_GwX = pool[plan.members.index[plan.last_rows]]
+        open_FX[plan.members.stored_ring] = tokens_TX[plan.members.stored_rows]
+        return groups_GwX

@@ -72,6 +72,18 @@ def test_many_entries_go_over_more_than_one_tile(cpu_library):
     assert torch.equal(model.head(run_chunks(model, ids, 1, start=290, cache=cache)), full[290:])
 
 
+@pytest.mark.parametrize(("csa", "hca"), [(1, 1), (3, 5), (16, 2)])
+def test_any_rates_give_the_same_bits_in_any_chunks(cpu_library, csa, hca):
+    """Also groups of one token, and overlapping groups as long as the window."""
+    names = ["compressed_sparse_attention", "heavily_compressed_attention"]
+    rates = dict(zip(names, (csa, hca), strict=True))
+    config = tiny_config(layer_types=[*names, *names, "sliding_attention"], compress_rates=rates)
+    model, ids, block = tiny_model(config), ids_of(70), 16 * csa * hca
+    full = model.logits(ids)
+    for chunk in (1, 13):
+        assert torch.equal(model.head(run_chunks(model, ids, chunk, block_tokens=block)), full)
+
+
 def test_sequences_in_one_step_leave_each_other_alone(model):
     """Prompt chunks of several lengths beside single rows, scattered blocks and slots."""
     ids = ids_of(COUNT)
