@@ -52,4 +52,4 @@ def test_drafts_that_have_learnt_a_text_hold_on_it(cpu_library):
     after = first_drafts_that_hold(backbone | learnt)
     assert before < 0.3
     assert after > 0.8
-    assert after == loss.accepted[0]
+    assert abs(after - loss.accepted[0]) < 0.1

@@ -29,6 +29,7 @@ class Decoding:
     sampling: SamplingParams
     new: list[int] = field(default_factory=list)
     bound: int = 0
+    context_from: int | None = None  # the bound's, unless it comes without context
 
     @property
     def ids(self):
@@ -58,12 +59,18 @@ def decodings(sampled=False, replay=False):
     return made
 
 
-def prefill(models, cache, context, sequences):
+def prefill(models, cache, context, sequences, moved=False):
+    """`moved`: elsewhere, so that the context stays behind."""
     model, drafts = models
     tap = drafts.tap()
     ids = torch.tensor([i for s in sequences for i in s.prompt])
     hidden = model.forward(ids, [s.rows(0, len(s.prompt)) for s in sequences], cache, tap)
-    drafts.write(context, tap)
+    if moved:
+        context.rings_BF.fill_(1)
+    else:
+        drafts.write(context, tap)
+    for one in sequences:
+        one.context_from = len(one.prompt) if moved else one.bound
     last = torch.tensor([len(s.prompt) for s in sequences]).cumsum(0) - 1
     for one, logits in zip(sequences, model.head(hidden[last]).numpy(), strict=True):
         one.new.append(choose(logits, one.sampling, 0))
@@ -81,15 +88,15 @@ def plainly(models, sequences):
     return [s.new for s in sequences]
 
 
-def with_drafts(models, sequences, pick_for, lengths_of):
+def with_drafts(models, sequences, pick_for, lengths_of, moved=False):
     """Tokens, and how many drafts held in each step of each sequence."""
     model, drafts = models
     cache, context = model.new_cache(3 * BLOCKS, BLOCK_TOKENS, 3), drafts.new_cache(3)
-    prefill(models, cache, context, sequences)
+    prefill(models, cache, context, sequences, moved)
     accepted = []
     while min(len(s.new) for s in sequences) < NEW:
         running = [s for s in sequences if len(s.new) < NEW]
-        anchors = [Anchor(s.slot, s.new[-1], len(s.ids) - 1, s.bound) for s in running]
+        anchors = [Anchor(s.slot, s.new[-1], len(s.ids) - 1, s.context_from) for s in running]
         proposal = drafts.propose(context, anchors, pick_for(running))
         lengths = lengths_of(proposal.confidence.tolist())
         checked = proposal.drafts(lengths)
@@ -149,6 +156,12 @@ def test_drafts_change_no_token(models, sampled, replay):
         found, accepted = with_drafts(models, decodings(sampled, replay), pick_for, lengths_of)
         assert found == expected
     assert max(accepted) > 0
+
+
+def test_a_sequence_that_comes_without_context_has_its_tokens(models):
+    expected = plainly(models, decodings(sampled=True))
+    found, _ = with_drafts(models, decodings(sampled=True), own_drafts, all_of_them, moved=True)
+    assert found == expected
 
 
 def test_most_accepted_lengths_occur(models):
