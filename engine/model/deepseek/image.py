@@ -16,6 +16,7 @@ from engine.model.deepseek.image_size import ImageGrid, image_grid
 from engine.model.deepseek.vision_config import VisionConfig
 
 _GREY = 127
+_MOST_PIXELS = 1 << 26  # 0.8 GB while it is resized; more shows nothing at 1,024 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +28,27 @@ class PatchedImage:
 
 
 def patch_image(pixels: NDArray[np.uint8], vision: VisionConfig) -> PatchedImage:
-    """Of uint8 RGB [height, width, 3]. Raises InvalidRequest where it is anything else."""
-    shape, kind = tuple(pixels.shape), pixels.dtype
-    if len(shape) != 3 or shape[2] != 3 or 0 in shape or kind != np.uint8:
-        raise InvalidRequest(
-            f"an image is {kind} {list(shape)}, expected uint8 [height, width, 3]",
-            parameter="messages", hint="convert it to RGB, eight bits a channel",
-        )  # fmt: skip
-    grid = image_grid(shape[0], shape[1], vision)
+    """Of uint8 RGB [height, width, 3]. Raises InvalidRequest where it is anything else, or too large."""
+    _check(pixels)
+    grid = image_grid(pixels.shape[0], pixels.shape[1], vision)
     canvas = letterbox(pixels, grid.canvas(vision.patch_size)) / 127.5 - 1
     size = vision.patch_size
     cut = canvas.view(3, grid.patch_rows, size, grid.patch_columns, size)
     return PatchedImage(cut.permute(1, 3, 0, 2, 4).reshape(-1, 3 * size * size), grid)
+
+
+def _check(pixels: NDArray[np.uint8]) -> None:
+    shape, kind = list(pixels.shape), pixels.dtype
+    if len(shape) != 3 or shape[2] != 3 or 0 in shape or kind != np.uint8:
+        raise InvalidRequest(
+            f"an image is {kind} {shape}, expected uint8 [height, width, 3]",
+            parameter="messages", hint="convert it to RGB, eight bits a channel",
+        )  # fmt: skip
+    if shape[0] * shape[1] > _MOST_PIXELS:
+        raise InvalidRequest(
+            f"an image has {shape[0]} x {shape[1]} pixels, expected at most {_MOST_PIXELS:,}",
+            parameter="messages", hint="scale it down",
+        )  # fmt: skip
 
 
 def letterbox(pixels: NDArray[np.uint8], canvas: tuple[int, int]) -> Tensor:

@@ -124,6 +124,17 @@ def test_resizing_is_close_to_an_exact_bicubic_of_a_smooth_image():
     assert inner.max() <= 1
 
 
+def test_patches_are_the_same_on_every_number_of_threads():
+    pixels = np.random.default_rng(0).integers(0, 256, (700, 431, 3), dtype=np.uint8)
+    expected, before = patch_image(pixels, RELEASE).patches, torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            assert torch.equal(patch_image(pixels, RELEASE).patches, expected)
+        finally:
+            torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     ("pixels", "message"),
     [
@@ -131,6 +142,10 @@ def test_resizing_is_close_to_an_exact_bicubic_of_a_smooth_image():
         (np.zeros((3, 3, 4), np.uint8), r"an image is uint8 \[3, 3, 4\]"),
         (np.zeros((3, 3, 3), np.float32), r"an image is float32 \[3, 3, 3\]"),
         (np.zeros((0, 3, 3), np.uint8), r"an image is uint8 \[0, 3, 3\]"),
+        (
+            np.broadcast_to(np.uint8(0), (9000, 9000, 3)),
+            "has 9000 x 9000 pixels, expected at most 67,108,864",
+        ),
     ],
 )
 def test_what_is_no_image_is_refused(pixels, message):
