@@ -59,12 +59,13 @@ async def _gateway(
 
     others = [worker.socket_path for worker in deployment.workers[1:]]
     async with TokenClient(deployment.entry.socket_path, others) as client:
-        app = create_app(ChatService(deployment.model, client, config.gateway), status, set_pace)
+        service = ChatService(deployment.model, client, config.gateway)
+        app = create_app(service, status, set_pace)
         settings = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off",
             timeout_graceful_shutdown=max(1, math.ceil(config.gateway.drain_s)),
         )  # fmt: skip
-        server = _Server(settings, on_ready)
+        server = _Server(settings, on_ready, service.ending.set)
         watch = asyncio.create_task(_end_when_lost(client, server))
         try:
             await server.serve(sockets=[listener])
@@ -81,15 +82,21 @@ async def _end_when_lost(client: TokenClient, server: uvicorn.Server) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Tells when the gateway accepts requests."""
+    """Tells when the gateway accepts requests, and when it no longer does."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_ready: Callable[[], None], on_end: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self._on_ready = on_ready
+        self._on_ready, self._on_end = on_ready, on_end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_end()
+        await super().shutdown(sockets)
 
 
 @contextmanager
@@ -103,12 +110,12 @@ def _listening(config: DockyardConfig) -> Generator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
+            listener.listen(128)  # of two that have bound the port at once, this refuses one
         except OSError as error:
             raise ResourceShortage(
                 f"gateway port {port} on {host}: {error.strerror}",
                 hint="choose another with --port, or 0 for a free one",
             ) from error
-        listener.listen(128)
         yield listener
 
 

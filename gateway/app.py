@@ -1,4 +1,4 @@
-"""The HTTP surface: routes, and errors in the OpenAI API's shape."""
+"""The HTTP surface: its routes."""
 
 import asyncio
 import time
@@ -14,33 +14,16 @@ from fastapi.responses import StreamingResponse
 from actors.token_client import RequestFailed
 from engine.errors import InvalidRequest
 from gateway import chat_reply
+from gateway.body import read_body
 from gateway.chat_reply import ChoiceResult, ReplyHead
 from gateway.chat_request import ChatRequest, parse_chat, prepare_chat
+from gateway.errors import CLIENT_GONE, answer_errors, error_object, error_response
 from gateway.metrics import GatewayMetrics
 from gateway.service import ChatService, Delta
 from gateway.worker_pace import SetPace, is_json, is_this_host, parse_pace
 from protocol.clock import SystemClock
 from protocol.errors import InvalidInput
 from protocol.ids import new_id
-
-_STATUS = {
-    "invalid": 400,
-    "forbidden": 403,
-    "not_found": 404,
-    "unsupported": 415,
-    "overloaded": 429,
-    "lost": 503,
-    "internal": 500,
-}
-_TYPES = {
-    "invalid": "invalid_request_error",
-    "forbidden": "permission_error",
-    "not_found": "not_found_error",
-    "unsupported": "invalid_request_error",
-    "overloaded": "rate_limit_exceeded",
-}
-
-_CLIENT_GONE = 499  # nobody reads it; nginx's code, for logs
 
 Result = TypeVar("Result")
 Status = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
@@ -51,19 +34,20 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
 
     `status` gives what `/dockyard/status` shows: workers, placement, statistics. `set_pace` slows a worker.
     """
-    app = FastAPI(title="Dockyard", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Dockyard", docs_url=None, redoc_url=None, openapi_url=None)
+    answer_errors(app)
     metrics = GatewayMetrics(service.model.name)
     clock = SystemClock()
 
     async def chat_completions(request: Request) -> Response:
         try:
-            body = await _body(request, service.config.max_body_bytes)
+            body = await read_body(request, service.config, service.ending)
             arrived_ns = clock.now_ns()  # before tokenising: that is a part of what the client waits for
             chat = await asyncio.to_thread(
                 _prepared, body, arrived_ns, service
             )  # seconds, for a long conversation
         except InvalidRequest as error:
-            return _error("invalid", str(error), error.parameter)
+            return error_response("invalid", str(error), error.parameter)
         head = ReplyHead(new_id("req").replace("req-", "chatcmpl-"), int(time.time()), service.model.name)
         try:
             if chat.stream:
@@ -71,10 +55,10 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
             results = await _unless_gone(request, service.complete(chat))
         except RequestFailed as error:
             metrics.failed(error.failure.code)
-            return _error(error.failure.code, error.message, error.failure.parameter)
+            return error_response(error.failure.code, error.message, error.failure.parameter)
         if results is None:
             metrics.aborted(len(chat.choices))
-            return Response(status_code=_CLIENT_GONE)
+            return Response(status_code=CLIENT_GONE)
         metrics.prefilled(len(chat.prompt_ids))
         for result in results:
             metrics.finished(result)
@@ -90,7 +74,7 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
     async def health() -> Response:
         """Ready means that every worker's connection is up."""
         if service.client.lost:
-            return _error("lost", service.client.lost)
+            return error_response("lost", service.client.lost)
         return Response(status_code=200)
 
     async def metrics_page() -> Response:
@@ -99,18 +83,18 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
 
     async def pace(request: Request, role: str) -> Response:
         if not is_this_host(request.client.host if request.client else None):
-            return _error("forbidden", "a worker's pace is set from the gateway's own host")
+            return error_response("forbidden", "a worker's pace is set from the gateway's own host")
         if "origin" in request.headers:
-            return _error("forbidden", "a worker's pace is not set from a web page", "origin")
+            return error_response("forbidden", "a worker's pace is not set from a web page", "origin")
         if not is_json(request.headers.get("content-type", "")):
-            return _error("unsupported", "send content-type: application/json", "content-type")
+            return error_response("unsupported", "send content-type: application/json", "content-type")
         try:
-            factor = parse_pace(await _body(request, service.config.max_body_bytes))
+            factor = parse_pace(await read_body(request, service.config, service.ending))
             await set_pace(role, factor)
         except InvalidRequest as error:
-            return _error("invalid", str(error), error.parameter)
+            return error_response("invalid", str(error), error.parameter)
         except InvalidInput as error:
-            return _error("not_found", str(error), "role")
+            return error_response("not_found", str(error), "role")
         return Response(msgspec.json.encode({"role": role, "factor": factor}), media_type="application/json")
 
     app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"])
@@ -138,7 +122,7 @@ async def _stream_response(
     first = await _unless_gone(request, _first(deltas))
     if first is None:
         metrics.aborted(len(chat.choices))
-        return Response(status_code=_CLIENT_GONE)
+        return Response(status_code=CLIENT_GONE)
     metrics.prefilled(len(chat.prompt_ids))
     events = _stream(_chain(first, deltas), metrics, chat, head)
     return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
@@ -165,7 +149,7 @@ async def _stream(
         failed = True
         metrics.failed(error.failure.code)
         yield chat_reply.failure_chunk(
-            _error_object(error.failure.code, error.message, error.failure.parameter)
+            error_object(error.failure.code, error.message, error.failure.parameter)
         )
         return
     finally:
@@ -204,29 +188,3 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> R
 async def _wait_until_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise InvalidRequest(f"the body exceeds {limit} bytes", parameter="body")
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _error(code: str, message: str, parameter: str = "") -> Response:
-    headers = {"retry-after": "1"} if code == "overloaded" else None
-    content = msgspec.json.encode({"error": _error_object(code, message, parameter)})
-    return Response(content, _STATUS[code], headers, media_type="application/json")
-
-
-def _error_object(code: str, message: str, parameter: str) -> dict[str, Any]:
-    return {
-        "message": message,
-        "type": _TYPES.get(code, "server_error"),
-        "param": parameter or None,
-        "code": code,
-    }

@@ -1,4 +1,7 @@
-"""A chat completion request: parsed once, checked, unknown keys ignored (clients send many).
+"""A chat completion request: parsed once and checked.
+
+Unknown keys are ignored, since clients send many; those that would change the answer and are not done yet are
+refused by name.
 
 Source: OpenAI API reference, chat completions. `dockyard` is our extension: forced text for replays.
 
@@ -62,6 +65,42 @@ class ChatBody(msgspec.Struct):
     stop: str | list[str] | None = None
     priority: int | None = None
     dockyard: Extension | None = None
+    # Not done yet: see _NEUTRAL.
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+    logit_bias: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repetition_penalty: Any = None
+    min_p: Any = None
+    min_tokens: Any = None
+    modalities: Any = None
+    audio: Any = None
+
+
+# What would change the answer, and is not done yet: the values that ask for nothing, beside null.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "audio": (),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +139,7 @@ def prepare_chat(
     Blocks, for seconds where a message has megabytes and the model as many positions, and without bound in
     the template, which is a program of the model file: not for an event loop.
     """
+    _check_done(body)
     _check_count(body.messages, max_positions)
     stops = _stops(body.stop)
     messages = [_message(m) for m in body.messages]
@@ -131,6 +171,16 @@ def prepare_chat(
     options = body.stream_options or StreamOptions()
     priority = int(_within("priority", body.priority or 0, -(2**31), 2**31))
     return ChatRequest(tuple(prompt), choices, bool(body.stream), options.include_usage, priority)
+
+
+def _check_done(body: ChatBody) -> None:
+    """Refuses what is not done yet: an answer that leaves it out would look like one that has it."""
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(body, name)
+        if value is not None and value not in neutral:
+            raise InvalidRequest(
+                f"{name} is not supported by this server yet", parameter=name, hint="leave it out"
+            )
 
 
 def _check_count(messages: Sequence[ChatMessage], max_positions: int) -> None:
@@ -193,8 +243,14 @@ def _clipped(text: str) -> str:
 
 def _within(name: str, value: float, low: float, high: float) -> float:
     if not low <= value <= high:
-        raise InvalidRequest(f"{name} is {value}; it must be between {low:g} and {high:g}", parameter=name)
+        bounds = f"{_plain(low)} and {_plain(high)}"
+        raise InvalidRequest(f"{name} is {value}; it must be between {bounds}", parameter=name)
     return value
+
+
+def _plain(value: float) -> str:
+    """Whole numbers with all of their digits."""
+    return str(int(value)) if value == int(value) else repr(value)
 
 
 def _at_least(name: str, value: int, low: int) -> int:

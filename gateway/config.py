@@ -11,4 +11,5 @@ class GatewayConfig(BaseModel):
     default_max_tokens: int = Field(default=1024, ge=1)  # where a request names none: a small model rambles
     max_choices: int = Field(default=16, ge=1)  # `n` of one request
     max_body_bytes: int = Field(default=8 << 20, ge=1024)  # of one request
+    body_timeout_s: float = Field(default=30.0, gt=0)  # for a request's body to be there whole
     drain_s: float = Field(default=30.0, ge=0)  # how long SIGTERM waits for running requests

@@ -38,6 +38,9 @@ class ChatService:
 
     def __init__(self, model: ServedModel, client: TokenClient, config: GatewayConfig) -> None:
         self.model, self.client, self.config = model, client, config
+        self.ending = (
+            asyncio.Event()
+        )  # set when the server is told to end: bodies still on their way are given up
 
     async def deltas(self, request: ChatRequest) -> AsyncGenerator[Delta]:
         """Text of all choices as it comes, in any order between choices. Raises RequestFailed."""

@@ -1,6 +1,7 @@
 """Clients hang up, queues are full, workers die: every request ends, and nothing stays behind."""
 
 import pickle
+import socket
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
@@ -21,6 +22,7 @@ from actors.token_server import TokenServer
 from engine import EngineConfig, Request, SamplingParams
 from engine.errors import InvalidRequest, Overloaded
 from engine.handoff import Handoff
+from gateway.config import GatewayConfig
 from protocol.errors import ResourceShortage
 from protocol.wire import Abort
 
@@ -297,3 +299,36 @@ def test_a_socket_is_gone_after_its_worker(tiny_model: Path, tmp_path: Path, cpu
     worker.stop()
     worker.stop()
     assert not path.exists()
+
+
+def half_a_request(url: str) -> socket.socket:
+    """A connection that has sent the head of a request and the start of its body."""
+    where = httpx.URL(url)
+    client = socket.create_connection((where.host, where.port), PATIENCE_S)
+    client.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
+        b"content-length: 1000\r\n\r\n{"
+    )
+    return client
+
+
+def everything(client: socket.socket) -> bytes:
+    return b"".join(iter(lambda: client.recv(4096), b""))
+
+
+def test_a_body_that_does_not_come_is_given_up(make: Make) -> None:
+    with make(gateway=GatewayConfig(body_timeout_s=0.2)) as stack, half_a_request(stack.url) as client:
+        answer = everything(client)  # the gateway closes: what is left of the body is no request
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"the request\'s body was not whole in its time"' in answer
+        assert httpx.post(url(stack), json=SHORT, timeout=PATIENCE_S).status_code == 200
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_fault(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make() as stack:
+        for _ in range(5):
+            half_a_request(stack.url).close()
+        assert httpx.post(url(stack), json=SHORT, timeout=PATIENCE_S).status_code == 200
+    assert caplog.records == []

@@ -131,7 +131,7 @@ def test_stop_strings_cut(sdk: openai.OpenAI, stop: Any, text: str) -> None:
 
 
 def test_keys_that_we_do_not_know_are_ignored(sdk: openai.OpenAI, expected: str) -> None:
-    extra = {"reasoning_effort": "high", "metadata": {"a": "b"}, "logit_bias": {"5": 1}, "x-foo": [1]}
+    extra = {"reasoning_effort": "high", "metadata": {"a": "b"}, "x-foo": [1]}
     answer = sdk.chat.completions.create(**GREEDY, user="me", parallel_tool_calls=True, extra_body=extra)
     assert answer.choices[0].message.content == expected
 
@@ -174,6 +174,11 @@ def test_parts_and_the_newer_name_of_max_tokens(sdk: openai.OpenAI, expected: st
         ({"stop": ["x"] * 17}, "stop", "17 strings"),
         ({"stop": 5}, "stop", "stop"),
         ({"stream": "yes"}, "stream", "Expected `bool"),
+        ({"seed": 2**62 + 1}, "seed", "between -4611686018427387904 and 4611686018427387904"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools is not supported by this server yet"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"logprobs": True}, "logprobs", "not supported"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
         ({"dockyard": {"forced_text": ""}}, "dockyard.forced_text", "forced_text is empty"),
         ({"dockyard": {"forced_text": "x" * 600}}, "messages", "512 positions"),
     ],
@@ -211,6 +216,33 @@ def test_a_body_that_is_none_is_refused(stack: Stack, content: bytes, words: str
     answer = httpx.post(f"{stack.url}/v1/chat/completions", content=content)
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
+
+
+def test_what_asks_for_nothing_is_no_request_for_what_is_not_done(sdk: openai.OpenAI, expected: str) -> None:
+    nothing: dict[str, Any] = {
+        "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "logprobs": False,
+        "logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0, "top_logprobs": None,
+    }  # fmt: skip
+    answer = sdk.chat.completions.create(**GREEDY, extra_body=nothing)
+    assert answer.choices[0].message.content == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("GET", "/", 404, "not_found"),
+        ("GET", "/openapi.json", 404, "not_found"),
+        ("GET", "/v1/chat/completions", 405, "method"),
+    ],
+)
+def test_what_is_not_there_is_told_in_the_apis_shape(
+    stack: Stack, method: str, path: str, status: int, code: str
+) -> None:
+    answer = httpx.request(method, f"{stack.url}{path}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code)
+    assert path in error["message"]
 
 
 def test_the_pages_beside_it(stack: Stack, sdk: openai.OpenAI) -> None:

@@ -189,15 +189,18 @@ def test_a_bad_config_is_one_error_and_exit_code_2(home: Path, tmp_path: Path) -
 
 
 def test_sigterm_lets_a_running_stream_end_and_leaves_nothing(server: Server) -> None:
-    """The last test of the module's server: it ends it."""
+    """The last test of the module's server: it ends it. A request whose body stays away holds nothing up."""
     long = {**ASKED, "max_tokens": 60}
-    with server.sdk() as sdk:
+    where = httpx.URL(server.ready["url"])
+    with socket.create_connection((where.host, where.port)) as half, server.sdk() as sdk:
+        half.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\n\r\n{")
         stream = iter(
             sdk.chat.completions.create(**long, stream=True, stream_options={"include_usage": True})
         )
         next(chunk for chunk in stream if chunk.choices[0].delta.content)
         server.process.send_signal(signal.SIGTERM)
         rest = list(stream)
+        assert half.recv(4096).startswith(b"HTTP/1.1 503 ")
     assert rest[-1].usage.completion_tokens > 1
     assert any(chunk.choices and chunk.choices[0].finish_reason for chunk in rest)
     assert server.process.wait(START_S) == 0

@@ -37,6 +37,23 @@ def test_small_writes_of_a_reply_do_not_wait_for_each_other():
     assert asyncio.run(nodelay_of_a_connection()) != 0
 
 
+def test_of_two_servers_that_bind_a_port_at_once_one_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """Linux lets both bind, and tells the second one to listen."""
+    with socket.socket() as first:
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        first.bind(("127.0.0.1", 0))
+
+        class Second(socket.socket):
+            def bind(self, address: tuple[str, int]) -> None:
+                super().bind(address)
+                first.listen()
+
+        monkeypatch.setattr(socket, "socket", Second)
+        port = first.getsockname()[1]
+        with pytest.raises(ResourceShortage, match=str(port)), _listening(config(port)):
+            pass
+
+
 def test_a_taken_port_is_named():
     with _listening(config(0)) as first:
         port = first.getsockname()[1]

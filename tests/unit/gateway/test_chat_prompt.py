@@ -121,7 +121,9 @@ def test_preparing_leaves_the_event_loop_free(tiny_tokenizer: ChatTokenizer) -> 
             raise InvalidRequest("done", parameter="messages")
 
     model = SimpleNamespace(name="tiny", template=Waiting(), tokenizer=tiny_tokenizer, max_positions=512)
-    service = SimpleNamespace(model=model, config=GatewayConfig(), client=SimpleNamespace(lost=""))
+    service = SimpleNamespace(
+        model=model, config=GatewayConfig(), client=SimpleNamespace(lost=""), ending=asyncio.Event()
+    )
 
     async def status() -> dict[str, Any]:
         released.set()
@@ -155,7 +157,7 @@ def test_a_request_has_arrived_before_it_is_rendered(tiny_tokenizer: ChatTokeniz
         raise RequestFailed(Failed("r", "lost", "as the test wants"))
 
     model = SimpleNamespace(name="tiny", template=Timed(), tokenizer=tiny_tokenizer, max_positions=512)
-    service = SimpleNamespace(model=model, config=GatewayConfig(), complete=complete)
+    service = SimpleNamespace(model=model, config=GatewayConfig(), complete=complete, ending=asyncio.Event())
 
     async def unused(*_: object) -> Any: ...
 

@@ -41,7 +41,9 @@ def post(
     client: tuple[str, int] = ("127.0.0.1", 1),
     headers: Mapping[str, str] = JSON,
 ) -> httpx.Response:
-    service = SimpleNamespace(model=SimpleNamespace(name="tiny"), config=GatewayConfig(), client=None)
+    service = SimpleNamespace(
+        model=SimpleNamespace(name="tiny"), config=GatewayConfig(), client=None, ending=asyncio.Event()
+    )
     app = create_app(cast(ChatService, service), no_status, workers.set_pace)
 
     async def send() -> httpx.Response:

@@ -1,0 +1,93 @@
+"""Errors as the OpenAI API shapes them. Source: OpenAI API reference, error codes."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from gateway.body import BodyLate, ServerEnding
+
+CLIENT_GONE = 499  # nobody reads it; nginx's code, for logs
+
+_STATUS = {
+    "invalid": 400,
+    "forbidden": 403,
+    "not_found": 404,
+    "method": 405,
+    "late": 408,
+    "unsupported": 415,
+    "overloaded": 429,
+    "lost": 503,
+    "internal": 500,
+}
+_TYPES = {
+    "invalid": "invalid_request_error",
+    "forbidden": "permission_error",
+    "not_found": "not_found_error",
+    "method": "invalid_request_error",
+    "late": "invalid_request_error",
+    "unsupported": "invalid_request_error",
+    "overloaded": "rate_limit_exceeded",
+}
+_HEADERS = {
+    "overloaded": {"retry-after": "1"},
+    "late": {"connection": "close"},  # what is left of the body must not be read as the next request
+    "lost": {"connection": "close"},
+}
+_CODES = {404: "not_found", 405: "method"}
+
+
+def error_response(code: str, message: str, parameter: str = "") -> Response:
+    """A whole reply that says what is wrong."""
+    content = msgspec.json.encode({"error": error_object(code, message, parameter)})
+    return Response(content, _STATUS[code], _HEADERS.get(code), media_type="application/json")
+
+
+def error_object(code: str, message: str, parameter: str) -> dict[str, Any]:
+    """The value of `error`, for whole replies and for streams."""
+    return {
+        "message": message,
+        "type": _TYPES.get(code, "server_error"),
+        "param": parameter or None,
+        "code": code,
+    }
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Shapes the errors that no route answers itself: no such path, no whole body, a fault of ours."""
+    for kind, answer in _ANSWERS.items():
+        app.add_exception_handler(kind, answer)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _CODES.get(error.status_code, "invalid")
+    return error_response(code, f"{request.method} {request.url.path[:200]}: {error.detail}")
+
+
+async def _late(request: Request, error: Exception) -> Response:
+    return error_response("late", "the request's body was not whole in its time", "body")
+
+
+async def _ending(request: Request, error: Exception) -> Response:
+    return error_response("lost", "the server is ending")
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    return error_response("internal", "the server has failed; its log says why")
+
+
+_ANSWERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    HTTPException: _no_route,
+    BodyLate: _late,
+    ServerEnding: _ending,
+    ClientDisconnect: _gone,
+    Exception: _fault,
+}
