@@ -58,7 +58,7 @@ class Engine:
         self.config = config
         self.model: Model = load_model(
             config.model, threads=config.threads, operations=config.operations, profile=config.profile,
-            replay=config.replay,
+            replay=config.replay, caches=config.caches,
         )  # fmt: skip
         self.fingerprint = self.model.fingerprint
         self._clock = clock or SystemClock()

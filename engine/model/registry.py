@@ -1,5 +1,6 @@
 """Model files and folders to families."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -7,18 +8,19 @@ from engine.checkpoint.source import CheckpointSource, open_checkpoint
 from engine.errors import BrokenModelFile, UnknownModel
 from engine.gguf_file import open_gguf
 from engine.model.base import Model
-from engine.model.deepseek.config import DeepseekConfig
+from engine.model.deepseek.config import DeepseekConfig, Quantisation
 from engine.model.deepseek.engram_hash import compress_ids
 from engine.model.deepseek.model import DeepseekModel
 from engine.model.deepseek.serving import DeepseekServed
 from engine.model.deepseek.text_model import TextModel
-from engine.model.deepseek_v4.config import DeepseekV4Config
+from engine.model.deepseek_v4.config import DeepseekV4Config, V4Quantisation
 from engine.model.deepseek_v4.model import DeepseekV4Model
 from engine.model.llama import LlamaModel
 from engine.model_path import model_path
 from kernels.operations import Operations, Profile, select_operations
 
 DType = Literal["float32"]
+Caches = Literal["auto", "released", "float32"]
 
 
 def load_model(
@@ -29,12 +31,14 @@ def load_model(
     operations: Literal["auto", "c", "torch"] = "auto",
     profile: Profile = "exact",
     replay: bool = True,
+    caches: Caches = "auto",
 ) -> Model:
     """Load a model by built-in name, GGUF file, or folder with config.json and safetensors.
 
     Arithmetic is in `dtype`. A GGUF file's weights stay memory-mapped as the file has them; the profile
     `fast` rounds activations to 8 bits, multiplies in integers, and packs a copy of the weights for it.
-    Weights of a folder are dequantised. `replay`: see `EngineConfig`. Blocks for as long as reading takes.
+    Weights of a folder are dequantised. `replay` and `caches`: see `EngineConfig`. Blocks for as long as
+    reading takes.
     Raises UnknownModel, BrokenModelFile, MissingCapability.
     """
     if dtype != "float32":
@@ -43,7 +47,7 @@ def load_model(
     if path.is_dir():
         if profile != "exact":
             raise UnknownModel(f"profile {profile!r}: models from folders run in 'exact'")
-        return _from_folder(path, select_operations(threads, operations), replay)
+        return _from_folder(path, select_operations(threads, operations), replay=replay, caches=caches)
     file = open_gguf(path)
     architecture = file.require("general.architecture")
     if architecture != "llama":
@@ -53,20 +57,31 @@ def load_model(
     return LlamaModel(file, select_operations(threads, operations, profile))
 
 
-def _from_folder(path: Path, operations: Operations, replay: bool) -> Model:
+def _from_folder(path: Path, operations: Operations, *, replay: bool, caches: Caches) -> Model:
     """The reader has checked the folder against what its config implies, drafts and vision included."""
     source = open_checkpoint(path)
     if source.family.model_type == "deepseek_v41":
-        text: TextModel = _v41(source, path, operations)
+        text: TextModel = _v41(source, path, operations, caches)
     else:
-        config = DeepseekV4Config.from_dict(source.folder.config)
-        text = DeepseekV4Model(config, source, operations)
+        text = _v4(source, operations, caches)
     return DeepseekServed(text, source.folder, replay=replay)
 
 
-def _v41(source: CheckpointSource, path: Path, operations: Operations) -> DeepseekModel:
+def _v4(source: CheckpointSource, operations: Operations, caches: Caches) -> DeepseekV4Model:
+    """A folder as transformers writes it, without the release's formats, has no such caches either."""
+    plain = caches == "float32" or (caches == "auto" and "quantization_config" not in source.folder.config)
+    quantisation = V4Quantisation.off() if plain else V4Quantisation()
+    return DeepseekV4Model(DeepseekV4Config.from_dict(source.folder.config, quantisation), source, operations)
+
+
+def _v41(source: CheckpointSource, path: Path, operations: Operations, caches: Caches) -> DeepseekModel:
+    """Rounded caches are part of what the model computes, wherever its widths allow them."""
     config = source.family.config
     assert isinstance(config, DeepseekConfig)
+    if caches == "float32":
+        config = replace(config, quantisation=Quantisation.off())
+    elif caches == "released":
+        config = DeepseekConfig.from_dict(source.folder.config)  # refuses widths that have no such caches
     compressed = None
     if config.engram_layer_ids:
         from tokenizers import Tokenizer

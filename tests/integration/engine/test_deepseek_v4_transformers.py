@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from engine_runs import finish
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine import Engine, EngineConfig, Request, SamplingParams, load_model
 from engine.checkpoint.conversion import convert
 from engine.checkpoint.entries import Format
 from engine.checkpoint.source import open_checkpoint
@@ -302,6 +304,21 @@ def test_a_folder_of_the_releases_form_gives_the_same_logits(
         values = {e.name: source.take(e.name, e.shape) for e in source.family.entries}
         plain = DeepseekV4Model(config, TensorsInMemory(values, "values"), select_operations(1))
         assert torch.equal(our_logits(ours, ids, 50), our_logits(plain, ids, 50))
+
+
+@torch.inference_mode()
+def test_load_model_takes_what_transformers_saves(cpu_library: Path, tmp_path: Path) -> None:
+    fields = FIELDS | {"num_hidden_layers": 3, "layer_types": [WINDOW, CSA, HCA], "num_hash_layers": 1}
+    fields |= {"compress_rates": {CSA: 4, HCA: 8}, "eos_token_id": 1}
+    with torch.inference_mode(False):
+        theirs = reference_model(fields, 11)
+    theirs.save_pretrained(tmp_path / "saved")
+    model, ids = load_model(str(tmp_path / "saved"), threads=1), torch.randint(0, 128, (40,))
+    expected = their_logits(theirs, ids, len(ids))
+    torch.testing.assert_close(model.logits(ids.tolist()), expected, rtol=0, atol=2e-5)
+    engine = Engine(EngineConfig(model=str(tmp_path / "saved"), threads=1, kv_cache_bytes=1 << 20))
+    request = Request("r", tuple(ids.tolist()), SamplingParams(max_tokens=5, ignore_eos=True))
+    assert finish(engine, [request])["r"][0] == int(expected[-1].argmax())
 
 
 def test_ties_are_few_and_counted(record_property: Any) -> None:

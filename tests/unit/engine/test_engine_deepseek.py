@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from engine_runs import Outputs, drain, finish, finish_disaggregated, small_engine
 
 from engine import Engine, Request, SamplingParams, load_model
@@ -118,6 +119,16 @@ def test_a_fingerprint_tells_weights_and_replay_apart(golden: str):
     assert one.fingerprint == same.fingerprint
     assert one.fingerprint != engine_of(golden, replay=False).fingerprint
     assert one.fingerprint != engine_of("b" if golden == "a" else "a").fingerprint
+
+
+def test_caches_are_what_was_asked_for(golden: str):
+    ids = IDS[golden][:40]
+    auto, released, plain = (
+        load_model(str(GOLDEN / golden), threads=1, caches=caches).logits(ids)
+        for caches in ("auto", "released", "float32")
+    )
+    assert torch.equal(auto, released)
+    assert not torch.equal(auto, plain)
 
 
 def test_positions_past_the_last_are_refused(golden: str):
