@@ -58,7 +58,7 @@ def demo(
         bench = Workbench.open(settings)
         listed = ", ".join(f"{w['role']} pid {w['pid']}" for w in server.workers)
         step(f"serving at {server.url} ({listed}) after {time.monotonic() - started:.0f} s")
-        result = asyncio.run(run_job(bench, f"{server.url}/v1", foreign, _part, show_progress, agents))
+        result = asyncio.run(run_job(bench, f"{server.url}/v1", foreign, _part, _say, show_progress, agents))
     value = _write(bench, result, list(server.workers), foreign, time.monotonic() - started)
     if not as_json:
         output.print(
@@ -73,6 +73,11 @@ def _part(text: str) -> None:
     progress.rule(text, align="left", style="dim")
 
 
+def _say(text: str) -> None:
+    """A piece of a model's reply, as it comes."""
+    progress.print(visible(text), end="", markup=False)
+
+
 def _write(
     bench: Workbench,
     result: DemoResult,
@@ -81,7 +86,6 @@ def _write(
     seconds: float,
 ) -> dict[str, Any]:
     report = demo_report(bench, result, workers, foreign)
-    output.print(f"The model said:\n{visible(result.greeting)}\n", markup=False)
     output.print(render_text(report), markup=False)
     html, plain = bench.folder / "report.html", bench.folder / "report.json"
     html.write_text(render_html(report))

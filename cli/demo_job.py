@@ -38,13 +38,17 @@ async def run_job(
     endpoint: str,
     foreign: ModelAt | None,
     say: Callable[[str], None],
+    on_text: Callable[[str], None],
     on_attempt: Callable[[Progress], None],
     agents: AgentLimits,
 ) -> DemoResult:
-    """Parts A to D in order; `agents` are those of `foreign`. Cancelled, it leaves nothing behind."""
+    """Parts A to D in order; `agents` are those of `foreign`. `on_text` is told A's reply as it comes.
+
+    Cancelled, it leaves nothing behind.
+    """
     here = ModelAt(endpoint, bench.config.model)
     say("A: a streamed chat completion through the openai SDK")
-    greeting = await _greet(bench.config.model, endpoint)
+    greeting = await _greet(bench.config.model, endpoint, on_text)
     say(f"B: HumanEval, {len(HUMANEVAL_SUBSET)} problems, {ATTEMPTS} attempts each, graded in sandboxes")
     evaluated = await _evaluate(bench, endpoint, on_attempt)
     task = _first_failed(evaluated)
@@ -90,6 +94,7 @@ def demo_json(result: DemoResult, workers: list[dict[str, Any]], model: str) -> 
     scored = result.humaneval
     return {
         "model": model,
+        "greeting": result.greeting,
         "workers": {w["role"]: {"pid": w["pid"], "ray_actor": True} for w in workers},
         "humaneval": {
             "problems": scored.problems,
@@ -106,7 +111,7 @@ def demo_json(result: DemoResult, workers: list[dict[str, Any]], model: str) -> 
     }
 
 
-async def _greet(model: str, endpoint: str) -> str:
+async def _greet(model: str, endpoint: str, on_text: Callable[[str], None]) -> str:
     from openai import AsyncOpenAI  # takes a second
 
     async with AsyncOpenAI(base_url=endpoint, api_key="dk-demo", max_retries=0) as client:
@@ -115,7 +120,13 @@ async def _greet(model: str, endpoint: str) -> str:
             messages=[{"role": "user", "content": "Write a Python function that returns the sum of a list."}],
             max_tokens=48, temperature=0, stream=True,
         )  # fmt: skip
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+        parts: list[str] = []
+        async for chunk in stream:
+            if chunk.choices and (text := chunk.choices[0].delta.content):
+                parts.append(text)
+                on_text(text)
+        on_text("\n")
+        return "".join(parts)
 
 
 async def _evaluate(

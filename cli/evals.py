@@ -8,6 +8,7 @@ from typing import Annotated, Self
 import typer
 
 from cli.console import JsonFlag, UrlOption, show, step
+from cli.console import progress as progress_console
 from cli.endpoint import model_endpoint
 from cli.wiring import Workbench, require_toolkit
 from cluster.config import load_config
@@ -80,10 +81,11 @@ class _Resumable:
     def started(self, run_id: str) -> None:
         """The run is on record."""
         self._command = resume_command(self._config, self._url, run_id)
-        step(f"run {run_id}; what interrupts it can be made good with: {self._command}")
+        step(f"run {run_id}; if it is interrupted, go on with: {self._command}")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self._command:
+            progress_console.print()  # the terminal's own ^C stands on this line
             step(f"interrupted; go on with: {self._command}")
 
 

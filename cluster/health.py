@@ -1,5 +1,6 @@
 """This machine in a few lines, and checks of what the model plane needs."""
 
+import shutil
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,7 +34,19 @@ def machine_summary() -> dict[str, Any]:
 
 def model_checks(config: DockyardConfig) -> list[Check]:
     """Model, kernels and memory, each found by trying it."""
-    return [_kernels(), *_model(config)]
+    return [_compiler(), _kernels(), *_model(config)]
+
+
+def _compiler() -> Check:
+    if (found := shutil.which("gcc")) is not None:
+        return Check("gcc", "enforced", found)
+    return Check(
+        "gcc",
+        "missing",
+        "not found",
+        "kernels and the sandboxes' init cannot be built",
+        "apt-get install gcc",
+    )
 
 
 def _kernels() -> Check:
