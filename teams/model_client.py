@@ -14,6 +14,7 @@ import httpx
 import msgspec
 
 from protocol.clock import Clock, SystemClock
+from protocol.errors import InvalidInput
 from teams.model_call import ChatMessage, Completion, ModelClient, ModelPhase, Phase, Role
 from teams.model_reply import (
     MAX_REPLY_BYTES,
@@ -47,7 +48,7 @@ class HttpModelClient:
 
     `base_url` ends in `/v1`. `timeout_s` bounds one call from its first byte to its last. Close it, or use it
     as an async context manager. `tls`: how to trust an https endpoint; making one reads all certificates of
-    the host, so share it.
+    the host, so share it. Raises `InvalidInput` for a key that no header takes.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class HttpModelClient:
         clock: Clock | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise InvalidInput("the API key holds characters that no header takes", hint="check --api-key")
         self._model = model
         self._clock = clock or SystemClock()
         self._timeout_s = timeout_s

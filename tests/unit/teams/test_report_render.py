@@ -21,7 +21,7 @@ ALLOWED_TAGS = {
     "b", "i", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre", "svg", "g", "rect",
     "line", "text", "path", "circle",
 }  # fmt: skip
-HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u202a-\u202e\u2066-\u2069]")
 
 
 class Page(HTMLParser):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.errors import InvalidInput
 from teams.model_client import ModelError, Phase, completion_of, http_models
 
 
@@ -120,6 +121,12 @@ def test_half_a_surrogate_becomes_a_character_that_every_file_takes():
     completion = completion_of(message(rb'"a\ud800b \ud83d\ude00"'), 10, 100)
     assert completion.text == "a\N{REPLACEMENT CHARACTER}b \N{GRINNING FACE}"
     assert completion.text.encode()
+
+
+@pytest.mark.parametrize("key", ["ключ", "sk-1\n", "sk\0"])
+def test_a_key_that_no_header_takes_is_bad_input(key):
+    with pytest.raises(InvalidInput, match="API key"):
+        http_models("http://127.0.0.1:9/v1", model="m", run_id="run-1", api_key=key)("lead")
 
 
 def test_the_agents_of_a_run_share_one_reading_of_the_certificates(monkeypatch):
