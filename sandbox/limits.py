@@ -116,4 +116,11 @@ def _limits(settled: dict[LimitName, float | None], asked: Asked, degraded: tupl
 
 def _check_range(field: str, value: float, least: float, most: float) -> None:
     if not math.isfinite(value) or not least <= value <= most:
-        raise InvalidArgument(f"{field}={value} is out of range", hint=f"use {least:g} to {most:g}")
+        raise InvalidArgument(
+            f"{field}={value} is out of range", hint=f"use {_plain(least)} to {_plain(most)}"
+        )
+
+
+def _plain(bound: float) -> str:
+    """Without an exponent: 16,777,216 and 0.1."""
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"

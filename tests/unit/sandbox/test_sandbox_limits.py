@@ -66,3 +66,8 @@ def test_what_was_asked_is_what_holds(cpu: float, memory_mb: int, pids: int, dis
     assert (limits.cpus, limits.memory_bytes, limits.pids) == (cpu, memory_mb * MIB, pids)
     assert limits.disk_bytes == disk_mb * MIB
     assert limits.disk_inodes >= 1024
+
+
+def test_bounds_are_said_without_exponents():
+    with pytest.raises(InvalidArgument, match=r"use 16 to 16,777,216"):
+        settle(Asked(memory_mb=1 << 60), ALL)
