@@ -195,6 +195,8 @@ def flops(config: DeepseekConfig, tokens: int, decoder_from: int) -> int:
     total = 2 * config.vocab_size * config.hidden_size  # the head, of one row
     for entry in v41_entries(config):
         rows = len(positions) if encoder.holds(entry.name, cut) else len(kept)
+        if ".indexer.wk." in entry.name:  # of whole groups
+            rows //= config.ratio(int(entry.name.split(".")[1]))
         total += rows * _product_flops(config, entry)
     for role in layer_roles(config):
         lowest = decoder_from if role.layer > cut else 0
