@@ -45,7 +45,7 @@ TARGET, JUDGED = 0.55, 8192  # of the time without replay, at that many tokens
 CHUNK, BLOCK = 512, 64
 RANDOM = "random"
 FULL = {2048: 7, 8192: 5, 32_768: 5}  # pairs by tokens
-QUICK = {2048: 2, 8192: 2}
+QUICK = {2048: 3, 8192: 3}
 Positions = NDArray[np.int64]
 
 
@@ -234,7 +234,6 @@ def describe(length: Length) -> dict[str, object]:
         **asdict(length),
         "ratio": round(length.ratio, 3),
         "flops_ratio": round(length.flops_ratio, 3),
-        "met": length.met,
     }
 
 

@@ -64,7 +64,7 @@ class Size:
 
 
 FULL = Size(pairs=12, advised_pairs=60, rows_a_head=1_400_000, limit_bytes=1 << 30)  # 2.2 GB
-QUICK = Size(pairs=2, advised_pairs=12, rows_a_head=800_000, limit_bytes=1 << 30)  # 1.27 GB
+QUICK = Size(pairs=5, advised_pairs=12, rows_a_head=800_000, limit_bytes=1 << 30)  # 1.27 GB
 
 
 @dataclass(frozen=True, slots=True)
