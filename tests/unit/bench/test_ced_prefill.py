@@ -1,13 +1,17 @@
 """Multiply-adds of a prompt against a count by hand, and a pair of runs on a small model."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from test_random_deepseek import TINY
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
-from bench.ced_prefill import Length, Pair, flops, pair, prefill, prompt
-from bench.random_deepseek import config_json, random_model
+from bench.ced_prefill import RANDOM, Length, Pair, flops, measure, models, pair, prefill, prompt
+from bench.random_deepseek import config_json, random_model, write_folder
+from engine.errors import UnknownModel
 from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.replay import decoder_bound
 from kernels.operations import Weight
@@ -78,3 +82,18 @@ def test_prompts_hold_no_image():
     assert int(ids.max()) == config.vocab_size - 1
     assert not bool((ids == 5).any())
     assert torch.equal(ids, prompt(config, 2000, 0))
+
+
+def test_folders_join_the_random_model_at_the_lengths_that_they_take(tmp_path):
+    write_folder(tmp_path / "tiny", config_json(TINY))
+    words = Tokenizer(WordLevel({f"w{number}": number for number in range(TINY.vocabulary)}, "w0"))
+    words.save(str(tmp_path / "tiny" / "tokenizer.json"))
+    (first, _), (name, model) = models([tmp_path / "tiny"], 1)
+    assert (first, name) == (RANDOM, str(tmp_path / "tiny"))
+    found = measure(name, model, {100: 2, 2 * TINY.positions: 1})
+    assert [(length.tokens, len(length.pairs)) for length in found] == [(100, 2)]
+
+
+def test_a_model_without_an_encoder_is_refused():
+    with pytest.raises(UnknownModel, match="not a DeepSeek"):
+        list(models([Path("smollm2")], 1))
