@@ -1,6 +1,7 @@
 """The model itself from folders: golden logits, and released formats that change what rounding changes."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -68,3 +69,19 @@ def text_logits(folder: Path, ids: list[int]) -> torch.Tensor:
     config = DeepseekConfig.from_dict(source.folder.config)
     model = DeepseekModel(config, source, select_operations(1), compressed)
     return model.logits(ids)
+
+
+def test_mapped_tables_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel says of a mapping that it is advised so: `rr`, random read."""
+    monkeypatch.setattr("engine.checkpoint.source._TABLE_IN_MEMORY_BYTES", 0)
+    source = open_checkpoint(GOLDEN / "a")
+    config = source.family.config
+    assert isinstance(config, DeepseekConfig)
+    shape = (config.engram_num_embeddings[0], config.engram_head_dim)
+    table = source.take_rows("layers.1.engram.embed.weight", shape)
+    assert table.rows(torch.tensor([0, 3])).shape == (2, config.engram_head_dim)
+    parts = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    flags = [
+        after.split("\n")[0].split() for before, after in pairwise(parts) if "model.safetensors" in before
+    ]
+    assert any("rr" in each for each in flags)
