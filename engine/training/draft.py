@@ -5,7 +5,6 @@ R rows a block, W the window, N = B * A * R rows.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -156,7 +155,3 @@ def spread_anchors(ids_BT: Tensor, count: int, rows: int, noise: torch.Generator
     deciding = positions.unsqueeze(2) + torch.arange(rows)
     taken = ids_BT.gather(1, deciding.flatten(1)).view(deciding.shape)
     return Anchors(positions, ids_BT.gather(1, positions), taken), deciding
-
-
-def names_of_drafts(parameters: Parameters) -> Iterator[str]:
-    return (name for name in parameters if name.startswith("mtp."))

@@ -1,21 +1,20 @@
 """The drafts' training loop: the backbone speaks, frozen and in its released form, and the drafts listen."""
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.training import saved
 from engine.training.draft import Anchors, DraftLoss, DraftPass, draft_loss, initial_drafts, spread_anchors
 from engine.training.network import Mode
 from engine.training.optimiser import Optimiser, Rates
 from engine.training.packing import Ids, Windows
 from engine.training.parameters import Parameters
 from engine.training.ranks import Ranks
-from engine.training.tensor_file import read_tensors, write_tensors
 from engine.training.trainer import Task, clip
 
 CHECKPOINT = "drafts.safetensors"
@@ -43,7 +42,6 @@ class DraftProgress:
     """Steps done; what a step does follows from its number."""
 
     steps: int = 0
-    num_updates: int = 0
 
 
 class DraftTrainer:
@@ -76,7 +74,7 @@ class DraftTrainer:
             own = starts[self.ranks.rank :: self.ranks.size]
             loss = self._step(np.stack([windows.tokens[at : at + self.plan.length] for at in own]))
             steps = self.progress.steps + 1
-            self.progress = replace(self.progress, steps=steps, num_updates=self._optimiser.num_steps)
+            self.progress = DraftProgress(steps)
             log(self.progress, loss)
             if self.ranks.agreed(until()):
                 return
@@ -116,20 +114,11 @@ class DraftTrainer:
         return draft_loss(one.run(anchors), wanted, one.balance), one
 
     def save(self, folder: Path) -> None:
-        tensors = {f"p:{name}": tensor.detach() for name, tensor in self.drafts.items()}
-        tensors |= {f"s:{name}": tensor for name, tensor in self._optimiser.state.items()}
-        write_tensors(folder / CHECKPOINT, tensors, {"progress": json.dumps(asdict(self.progress))})
+        saved.save(folder / CHECKPOINT, self.drafts, self._optimiser, asdict(self.progress))
 
     def resume(self, folder: Path) -> bool:
         """False where there is no checkpoint."""
-        if not (folder / CHECKPOINT).exists():
-            return False
-        tensors, said = read_tensors(folder / CHECKPOINT)
-        homes = {"p": self.drafts, "s": self._optimiser.state}
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                kind, _, name_of = name.partition(":")
-                homes[kind][name_of].copy_(tensor)
-        self.progress = DraftProgress(**json.loads(said["progress"]))
-        self._optimiser.num_steps = self.progress.num_updates
-        return True
+        progress = saved.load(folder / CHECKPOINT, self.drafts, self._optimiser)
+        if progress is not None:
+            self.progress = DraftProgress(**progress)
+        return progress is not None

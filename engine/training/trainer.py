@@ -1,6 +1,5 @@
 """One rank's training loop: batches to gradients to steps, resumable at every checkpoint."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.training import saved
 from engine.training.batches import BatchMaker
 from engine.training.losses import Loss, loss_of
 from engine.training.network import Mode, Network
@@ -19,10 +19,8 @@ from engine.training.packing import Ids, Windows
 from engine.training.parameters import Parameters
 from engine.training.ranks import Ranks
 from engine.training.sublayers import Rounding
-from engine.training.tensor_file import read_tensors, write_tensors
 
 _LEARNS_INDEX_OF = 4  # steps: the indexer costs as much as the attention that it imitates
-_PROGRESS = "progress"
 CHECKPOINT = "training.safetensors"
 
 
@@ -147,27 +145,15 @@ class Trainer:
             self.parameters[f"{at}ffn.gate.bias"] += self.plan.bias_step * torch.sign(load.mean() - load)
 
     def save(self, folder: Path) -> None:
-        """A checkpoint that `resume` continues bit for bit; the last one stays whole until this one is."""
-        tensors = {f"p:{name}": tensor.detach() for name, tensor in self.parameters.items()}
-        tensors |= {f"s:{name}": tensor for name, tensor in self._optimiser.state.items()}
-        said = asdict(self.progress) | {"num_updates": self._optimiser.num_steps}
-        folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(folder / CHECKPOINT, tensors, {_PROGRESS: json.dumps(said)})
+        """A checkpoint that `resume` continues bit for bit."""
+        saved.save(folder / CHECKPOINT, self.parameters, self._optimiser, asdict(self.progress))
 
     def resume(self, folder: Path) -> bool:
         """False where there is no checkpoint."""
-        if not (folder / CHECKPOINT).exists():
-            return False
-        tensors, said = read_tensors(folder / CHECKPOINT)
-        homes = {"p": self.parameters, "s": self._optimiser.state}
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                kind, _, name_of = name.partition(":")
-                homes[kind][name_of].copy_(tensor)
-        progress = json.loads(said[_PROGRESS])
-        self._optimiser.num_steps = progress.pop("num_updates")
-        self.progress = Progress(**progress)
-        return True
+        progress = saved.load(folder / CHECKPOINT, self.parameters, self._optimiser)
+        if progress is not None:
+            self.progress = Progress(**progress)
+        return progress is not None
 
 
 def clip(gradients: Parameters, limit: float) -> None:
