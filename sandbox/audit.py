@@ -90,7 +90,9 @@ def sweep(state_dir: Path | None = None) -> tuple[Leftover, ...]:
     for each in by_kind.get("record", ()):
         # Last, so that a sweep that is cut short leaves the record for the next.
         Journal(state).remove(each.sandbox_id) if each.sandbox_id else Path(each.name).unlink(missing_ok=True)
-    cgroups.remove_empty_parents(cgroups.mount_roots(), cgroups.state_key(state))
+    roots = cgroups.mount_roots()
+    cgroups.remove_abandoned(roots, time.time())
+    cgroups.remove_empty_parents(roots, cgroups.state_key(state))
     return found
 
 

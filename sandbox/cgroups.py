@@ -24,6 +24,7 @@ _SOCKET_FILE = "memory.kmem.tcp.limit_in_bytes"
 Controller = Literal["memory", "pids", "cpu"]
 CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu")
 TOP = "dockyard"
+ABANDONED_S = 600.0  # a group that old and empty belongs to nobody
 CPU_PERIOD_US = 100_000
 REMOVE_PATIENCE_S = 5.0
 
@@ -167,6 +168,21 @@ def remove_group(path: Path) -> None:
         if time.monotonic() > give_up:
             raise CapacityError(f"cgroup {path} is still in use", hint="a process in it cannot be killed")
         time.sleep(0.001)  # the kernel frees a group a moment after its last process has gone
+
+
+def remove_abandoned(roots: Sequence[Path], now_s: float) -> None:
+    """Removes old groups without a process, of any state directory: where it is gone, nobody else would.
+
+    A sandbox that lives has its init in its group; one that is being made has had its group for a moment.
+    """
+    for root in roots:
+        for group in (root / TOP).glob("*/*/"):
+            with suppress(OSError):  # in use, or gone meanwhile
+                if now_s - group.stat().st_mtime > ABANDONED_S:
+                    group.rmdir()
+        for state in (root / TOP).glob("*/"):
+            with suppress(OSError):
+                state.rmdir()
 
 
 def remove_empty_parents(roots: Sequence[Path], state: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from sandbox import AsyncSandbox, Sandbox
 from sandbox.audit import check_integrity, leftovers, sweep
+from sandbox.cgroups import mount_roots
 from sandbox.errors import CapacityError, InvalidArgument, SandboxGone, StartError, UnsupportedError
 from sandbox.journal import Journal
 
@@ -265,3 +266,15 @@ def test_a_cancelled_create_leaves_no_sandbox(state_dir: Path, toolkit: Path, de
     asyncio.run(work())
     audit = check_integrity(state_dir)
     assert (audit.live, audit.leftovers) == ((), ())
+
+
+def test_what_lives_is_not_abandoned_however_old_its_groups_are(
+    create, substrate: str, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sandbox.cgroups.ABANDONED_S", -1.0)
+    box = create(substrate=substrate)
+    groups = [path for root in mount_roots() for path in root.glob(f"dockyard/*/{box.id}")]
+    assert groups or os.geteuid() != 0
+    sweep(state_dir)
+    assert all(path.exists() for path in groups)
+    assert box.commands.run("true").ok

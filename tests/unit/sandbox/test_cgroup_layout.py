@@ -1,11 +1,21 @@
 """Which hierarchies there are, and what is written to them: versions 1, 2 and both."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from sandbox import cgroups
-from sandbox.cgroups import Groups, Hierarchy, find_hierarchies, plan_groups, settings
+from sandbox.cgroups import (
+    ABANDONED_S,
+    TOP,
+    Groups,
+    Hierarchy,
+    find_hierarchies,
+    plan_groups,
+    remove_abandoned,
+    settings,
+)
 from sandbox.errors import CapacityError
 from sandbox.limits import Asked, settle
 
@@ -129,3 +139,17 @@ def test_the_state_key_is_the_same_by_any_name(tmp_path: Path):
     (tmp_path / "link").symlink_to(tmp_path)
     assert cgroups.state_key(tmp_path / "link") == cgroups.state_key(tmp_path)
     assert cgroups.state_key(tmp_path) != cgroups.state_key(tmp_path / "other")
+
+
+def test_old_empty_groups_of_any_state_go_and_young_or_used_ones_stay(tmp_path: Path):
+    """Directories stand for groups here: the kernel, too, removes only what is empty."""
+    top = tmp_path / TOP
+    for name in ("gone/sbx-old", "live/sbx-young", "live/sbx-used/of-its-own"):
+        (top / name).mkdir(parents=True)
+    now_s = (top / "gone/sbx-old").stat().st_mtime
+    remove_abandoned([tmp_path], now_s + 1)
+    assert (top / "gone/sbx-old").exists()
+    os.utime(top / "live/sbx-young", (now_s + ABANDONED_S, now_s + ABANDONED_S))
+    remove_abandoned([tmp_path], now_s + ABANDONED_S + 1)
+    assert not (top / "gone").exists()
+    assert {path.name for path in (top / "live").iterdir()} == {"sbx-young", "sbx-used"}
