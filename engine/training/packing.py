@@ -19,9 +19,6 @@ class Windows:
     tokens: Ids  # all files, one after the other
     length: int
 
-    def __len__(self) -> int:
-        return max((len(self.tokens) - 1) // self.length, 0)
-
     def batches(self, size: int, epoch: int, rank: int = 0, num_ranks: int = 1) -> Iterator[Ids]:
         """[B, T + 1] windows in an order that `epoch` alone decides; each rank has its own share.
 
@@ -35,10 +32,6 @@ class Windows:
         for step in range(whole):
             first = (step * num_ranks + rank) * size
             yield self._gather(starts[first : first + size])
-
-    def num_batches(self, size: int, num_ranks: int = 1) -> int:
-        """At least as many in every epoch."""
-        return (len(self.tokens) - 2 * self.length) // self.length // (size * num_ranks)
 
     def _gather(self, starts: NDArray[np.int64]) -> Ids:
         return self.tokens[starts[:, None] + np.arange(self.length + 1)]

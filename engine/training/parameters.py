@@ -41,15 +41,6 @@ def initial_parameters(config: DeepseekConfig, seed: int) -> Parameters:
     return made
 
 
-def stacked_name(name: str) -> tuple[str, int] | None:
-    """Where a checkpoint's expert matrix is kept: the stack's name and its place; None for other tensors."""
-    head, found, tail = name.partition(".ffn.experts.")
-    if not found:
-        return None
-    expert, matrix, _ = tail.split(".")
-    return f"{head}.ffn.experts.{matrix}", int(expert)
-
-
 def released_tensors(parameters: Parameters) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint, experts apart, each name as the release has it."""
     for name, tensor in parameters.items():

@@ -10,7 +10,7 @@ from engine.model.deepseek.model import DeepseekModel
 from engine.model.tensor_source import TensorsInMemory
 from engine.training.losses import loss_of
 from engine.training.network import Mode
-from engine.training.parameters import released_tensors, stacked_name
+from engine.training.parameters import released_tensors
 from engine.training.sublayers import Rounding
 from kernels.torch_operations import TorchOperations
 
@@ -37,10 +37,14 @@ def test_training_and_serving_compute_the_same_logits(quantised: bool):
 def test_a_stack_holds_each_released_expert_in_its_place():
     config = tiny_config()
     parameters = stirred_parameters(config)
-    for name, tensor in released_tensors(parameters):
-        place = stacked_name(name)
-        kept = parameters[name] if place is None else parameters[place[0]][place[1]]
-        assert torch.equal(kept, tensor)
+    released = dict(released_tensors(parameters))
+    for layer in range(config.num_hidden_layers):
+        for expert in range(config.n_routed_experts):
+            for matrix in ("w1", "w2", "w3"):
+                stack = parameters[f"layers.{layer}.ffn.experts.{matrix}"]
+                each = released[f"layers.{layer}.ffn.experts.{expert}.{matrix}.weight"]
+                assert torch.equal(stack[expert], each)
+    assert {name for name in parameters if ".ffn.experts." not in name} <= released.keys()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["dense", "last part"])
