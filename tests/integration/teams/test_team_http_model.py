@@ -17,10 +17,21 @@ class Endpoint:
     def __init__(self, reply):
         self.reply = reply
         self.requests = []
+        self.conversations = set()
         self.asked = asyncio.Event()
         self.hung_up = asyncio.Event()
 
     async def serve(self, reader, writer):
+        """Closes the connection whatever ends the conversation: one left open outlives its loop."""
+        self.conversations.add(asyncio.current_task())
+        try:
+            await self.converse(reader, writer)
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def converse(self, reader, writer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line)
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
@@ -40,9 +51,6 @@ class Endpoint:
             )
             with suppress(ConnectionError):  # the client may have had enough
                 await writer.drain()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
 
     @asynccontextmanager
     async def client(self, **settings):
@@ -56,6 +64,9 @@ class Endpoint:
             await client.close()
             server.close()
             await server.wait_closed()
+            for conversation in self.conversations:
+                conversation.cancel()
+            await asyncio.gather(*self.conversations, return_exceptions=True)
 
 
 def answer(text, **extra):
@@ -151,13 +162,10 @@ def test_an_answer_that_drips_ends_at_the_deadline():
                 writer.write(b" ")
                 await writer.drain()
                 await asyncio.sleep(0.01)
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
 
     async def scene():
         endpoint = Endpoint(None)
-        endpoint.serve = drip
+        endpoint.converse = drip
         async with endpoint.client(timeout_s=0.3) as client:
             with pytest.raises(ModelError, match=r"no whole answer within 0\.3 s"):
                 await ask(client, seed=None)
