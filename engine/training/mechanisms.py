@@ -5,21 +5,24 @@ Sections are those of the fact sheet. Shapes: B sequences, T tokens, N = B * T r
 streams, H heads, D channels a head, G compressed groups, W the window, E experts, K experts a token.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.training.fast import fused
 
-def pieces(x: Tensor, sizes: Iterable[int]) -> list[Tensor]:
+_SPAN = 128  # rows; a multiple of the window
+
+
+def pieces(x: Tensor, sizes: Iterable[int]) -> Sequence[Tensor]:
     """Neighbouring parts of the first axis."""
-    ends = list(accumulate(sizes))
-    return [x[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return torch.split(x, [*sizes])  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
+@fused
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Section 1: over the last axis."""
     return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
@@ -68,6 +71,7 @@ class Site:
         return cls(parameters[f"{name}_fn"], parameters[f"{name}_base"], parameters[f"{name}_scale"])
 
 
+@fused
 def mixing(
     x_NSC: Tensor, site: Site, *, iterations: int, norm_eps: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,11 +96,13 @@ def mixing(
     return pre.T.contiguous(), post.T.contiguous(), mix.permute(2, 0, 1).contiguous()
 
 
+@fused
 def collapse(x_NSC: Tensor, pre_NS: Tensor) -> Tensor:
     """A sub-layer's input, [N, C]."""
     return (pre_NS.unsqueeze(-1) * x_NSC).sum(1)
 
 
+@fused
 def spread(x_NSC: Tensor, y_NC: Tensor, post_NS: Tensor, mix_NSS: Tensor) -> Tensor:
     """The streams after a sub-layer gave y: X'_k = post_k y + sum over j of mix[j, k] X_j."""
     return torch.baddbmm(post_NS.unsqueeze(-1) * y_NC.unsqueeze(1), mix_NSS.transpose(1, 2), x_NSC)
@@ -148,33 +154,86 @@ class Far:
 def attend(q_BTHD: Tensor, near: Near, far: Far | None, sinks_H: Tensor) -> tuple[Tensor, Tensor | None]:
     """Window and groups under one softmax with a sink (section 2.5).
 
-    Returns [B, T, H, D], and what each group got, summed over the heads: [B, T, G].
+    Returns [B, T, H, D], and what each group got, summed over the heads: [B, T, G]. Spans of rows go one
+    after another: later groups than a span can see cost nothing.
     """
+    if far is None:
+        return _attend_window(q_BTHD, near, sinks_H), None
+    (length, groups), runs = far.mask.shape[1:], near.entries.shape[1]
+    outs: list[Tensor] = []
+    shares: list[Tensor] = []
+    for rows, seen in spans(length, groups):
+        window = length // runs
+        of_span = slice(rows.start // window, rows.stop // window)
+        out, got = _attend_both(
+            q_BTHD[:, rows],
+            Near(near.entries[:, of_span], near.mask[:, of_span]),
+            Far(far.groups[:, :seen], far.mask[:, rows, :seen]),
+            sinks_H,
+        )
+        outs.append(out)
+        shares.append(F.pad(got, (0, groups - seen)))
+    return torch.cat(outs, 1), torch.cat(shares, 1)
+
+
+def spans(length: int, groups: int) -> Iterator[tuple[slice, int]]:
+    """Runs of rows, and how many of the groups the last row of each may see."""
+    for start in range(0, length, _SPAN):
+        end = min(start + _SPAN, length)
+        yield slice(start, end), groups * end // length
+
+
+def _window_logits(q_BTHD: Tensor, near: Near) -> Tensor:
+    batch, length, heads, width = q_BTHD.shape
+    runs, reach = near.entries.shape[1:3]
+    logits = (q_BTHD.reshape(batch, runs, -1, width) @ near.entries.mT).view(batch, runs, -1, heads, reach)
+    return logits.masked_fill(~near.mask.unsqueeze(3), -torch.inf).reshape(batch, length, heads, reach)
+
+
+@fused
+def _attend_window(q_BTHD: Tensor, near: Near, sinks_H: Tensor) -> Tensor:
+    batch, length, heads, width = q_BTHD.shape
+    runs, reach = near.entries.shape[1:3]
+    logits = _window_logits(q_BTHD * width**-0.5, near)
+    sinks = sinks_H.view(1, 1, -1, 1).expand(batch, length, heads, 1)
+    weights = torch.softmax(torch.cat((logits, sinks), -1), -1)
+    return (weights[..., :reach].reshape(batch, runs, -1, reach) @ near.entries).view(q_BTHD.shape)
+
+
+@fused
+def _attend_both(q_BTHD: Tensor, near: Near, far: Far, sinks_H: Tensor) -> tuple[Tensor, Tensor]:
     batch, length, heads, width = q_BTHD.shape
     runs, reach = near.entries.shape[1:3]
     q = q_BTHD * width**-0.5
-    logits = (q.reshape(batch, runs, -1, width) @ near.entries.mT).view(batch, runs, -1, heads, reach)
-    parts = [logits.masked_fill(~near.mask.unsqueeze(3), -torch.inf).reshape(batch, length, heads, reach)]
-    if far is not None:
-        logits = (q.reshape(batch, length * heads, width) @ far.groups.mT).view(batch, length, heads, -1)
-        parts.append(logits.masked_fill(~far.mask.unsqueeze(2), -torch.inf))
-    parts.append(sinks_H.view(1, 1, -1, 1).expand(batch, length, -1, 1))
+    logits = (q.reshape(batch, length * heads, width) @ far.groups.mT).view(batch, length, heads, -1)
+    parts = (
+        _window_logits(q, near),
+        logits.masked_fill(~far.mask.unsqueeze(2), -torch.inf),
+        sinks_H.view(1, 1, -1, 1).expand(batch, length, heads, 1),
+    )
     weights = torch.softmax(torch.cat(parts, -1), -1)
     out = (weights[..., :reach].reshape(batch, runs, -1, reach) @ near.entries).view(q_BTHD.shape)
-    if far is None:
-        return out, None
     shares = weights[..., reach:-1]
     out = out + (shares.reshape(batch, length * heads, -1) @ far.groups).view(q_BTHD.shape)
     return out, shares.detach().sum(2)
 
 
 def index_scores(q_BTHD: Tensor, weights_BTH: Tensor, keys_BGD: Tensor) -> Tensor:
-    """How much row p wants group j: [B, T, G] (section 2.4)."""
+    """How much row p wants group j: [B, T, G] (section 2.4). Zero where p is before j's span of rows."""
+    length, groups = q_BTHD.shape[1], keys_BGD.shape[1]
+    scored = [
+        F.pad(_index_scores(q_BTHD[:, rows], weights_BTH[:, rows], keys_BGD[:, :seen]), (0, groups - seen))
+        for rows, seen in spans(length, groups)
+    ]
+    return torch.cat(scored, 1)
+
+
+@fused
+def _index_scores(q_BTHD: Tensor, weights_BTH: Tensor, keys_BGD: Tensor) -> Tensor:
     batch, length, heads, width = q_BTHD.shape
-    raw = (q_BTHD.reshape(batch, length * heads, width) @ keys_BGD.transpose(1, 2)).relu()
-    raw = raw.view(batch, length, heads, -1)
-    scaled = (weights_BTH * (heads**-0.5 * width**-0.5)).unsqueeze(2)
-    return (scaled @ raw).squeeze(2)
+    raw = (q_BTHD.reshape(batch, length * heads, width) @ keys_BGD.mT).relu()
+    scaled = weights_BTH * (heads**-0.5 * width**-0.5)
+    return (scaled.unsqueeze(-1) * raw.view(batch, length, heads, -1)).sum(2)
 
 
 def choose_groups(scores_BTG: Tensor, mask: Tensor, count: int) -> Tensor:
@@ -256,6 +315,7 @@ def mixture(x_NC: Tensor, routing: Routing, experts: Experts, limit: float) -> T
     return torch.zeros_like(x_NC).index_add(0, order // slots, weighed)
 
 
+@fused
 def engram_gate(x_NSC: Tensor, keys_NSC: Tensor, weight_SC: Tensor, eps: float) -> Tensor:
     """How much of a row's n-grams each stream takes: [N, S] (section 7.3). `weight`: of query and key."""
     dot = (x_NSC * weight_SC * keys_NSC).sum(-1)

@@ -1,6 +1,6 @@
 """Train nano from nothing, or go on where a training stopped.
 
-`python -m engine.training.nano --work DIR [--minutes 110] [--tokens 16000000] [--ranks 2]`. Everything is in
+`python -m engine.training.nano --work DIR [--minutes 110] [--tokens 8000000] [--ranks 2]`. Everything is in
 the folder: text, vocabulary, tokens, `training.safetensors` (the checkpoint, every ten minutes and at the
 end) and `log.jsonl`. Ctrl-C, SIGTERM or the end of the minutes leave a checkpoint that the same command goes
 on from; the weights come out the same as without the stop. When all tokens are seen, the drafts are trained
@@ -24,6 +24,7 @@ import torch
 
 from engine.training.draft import DraftLoss
 from engine.training.draft_trainer import DraftPlan, DraftProgress, DraftTrainer
+from engine.training.fast import use_fast
 from engine.training.judging import judge, windows_of
 from engine.training.losses import Loss
 from engine.training.network import Mode
@@ -35,6 +36,7 @@ from engine.training.workplace import Workplace, open_workplace
 
 SEED = 20_26
 _SAVE_S, _JUDGE_S, _SAY_S = 600.0, 900.0, 20.0
+BEFORE_LAST_PART = "before_last_part"
 _JUDGED = 32  # windows, while it trains
 
 
@@ -75,6 +77,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
 
 def _rank(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
+    use_fast()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent passes it on
     ranks = join(options.rank, options.ranks, options.address)
     try:
@@ -104,6 +107,8 @@ def _train(place: Workplace, plan: Plan, watch: "Watch") -> Trainer:
             {"seen": progress.seen, "nats": loss.nats, "index": loss.index, "seconds": progress.seconds}
         )
         watch.save(lambda: trainer.save(place.folder))
+        if plan.is_last_part(progress.seen) and watch.ranks.rank == 0:
+            keep_before_last_part(trainer, place.folder)
         watch.judge(lambda: {"seen": progress.seen, "held_out_bits_per_byte": held_out()})
 
     def held_out() -> float:
@@ -115,6 +120,14 @@ def _train(place: Workplace, plan: Plan, watch: "Watch") -> Trainer:
         trainer.run(place.tokens, watch.is_over, log)
         watch.save(lambda: trainer.save(place.folder), now=True)
     return trainer
+
+
+def keep_before_last_part(trainer: Trainer, folder: Path) -> None:
+    """The checkpoint that has not learnt to bear rounding: what rounding costs is judged on it."""
+    before = folder / BEFORE_LAST_PART
+    if not before.exists():
+        before.mkdir()
+        trainer.save(before)
 
 
 def _train_drafts(place: Workplace, trainer: Trainer, watch: "Watch") -> DraftTrainer:
@@ -196,7 +209,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, help="the training's folder")
     parser.add_argument("--minutes", type=float, default=110.0, help="stop after so many, with a checkpoint")
     parser.add_argument(
-        "--tokens", type=int, default=16_000_000, help="in all; the same in every continuation"
+        "--tokens", type=int, default=8_000_000, help="in all; the same in every continuation"
     )
     parser.add_argument("--batch-tokens", type=int, default=4_096, help="of one process and step")
     parser.add_argument("--ranks", type=int, default=2, help="processes of one thread each")
