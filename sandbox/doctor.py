@@ -15,6 +15,7 @@ from protocol.ids import new_id
 from sandbox import cgroups
 from sandbox.limits import Asked, LimitName, settle
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
+from sandbox.policy import landlock
 from sandbox.sandbox import Sandbox
 from sandbox.substrates import SUBSTRATES, SubstrateName
 
@@ -48,6 +49,7 @@ def probe(*, state_dir: Path | None = None, toolkit: Path | None = None) -> tupl
         *needed,
         _user_namespaces(),
         _overlay(),
+        _landlock(),
         _bubblewrap(),
         *(_oci_runtime(name) for name in ("crun", "runc")),
         *(_cgroup(name, state) for name in cgroups.CONTROLLERS),
@@ -102,6 +104,25 @@ def _overlay() -> Capability:
     if done is not None and done.returncode == 0:
         return Capability("overlay", "enforced", "writable layer on a tmpfs, bounded in bytes and inodes")
     return Capability("overlay", "missing", _reason(done), cost, fix)
+
+
+def _landlock() -> Capability:
+    """Has init confine itself to a directory, as the first process of each sandbox does."""
+    fix = "use Linux 5.13 or later, with `landlock` in the `lsm=` list of its command line"
+    control, other = socket.socketpair()
+    with control, other, tempfile.TemporaryDirectory() as place:
+        other.shutdown(socket.SHUT_WR)  # upon which init ends
+        done = _run(
+            [str(INIT_BINARY), "init", str(control.fileno()), "doctor", "0", "0", place],
+            fds=(control.fileno(),),
+        )
+    if done is None or done.returncode != 0:
+        return Capability("landlock", "missing", _reason(done), "no sandbox can start", fix)
+    detail = f"version {landlock.abi()} of its interface; a process confined itself"
+    if landlock.abi() < landlock.COMPLETE_ABI:
+        cost = "files outside the writable directories can be cut short, if their modes allow it"
+        return Capability("landlock", "degraded", detail, cost, "use Linux 6.10 or later")
+    return Capability("landlock", "enforced", detail)
 
 
 def _bubblewrap() -> Capability:

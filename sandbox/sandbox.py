@@ -22,7 +22,7 @@ from sandbox.life import Life
 from sandbox.limits import Asked, LimitName, Limits, settle
 from sandbox.ownership import Ownership
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
-from sandbox.policy import Policy
+from sandbox.policy import Policy, landlock
 from sandbox.substrates import find_substrate
 from sandbox.substrates.base import UIDS_A_SANDBOX, Blueprint, LaunchPlan
 
@@ -104,7 +104,10 @@ class Sandbox:
         """
         state = Path(state_dir).absolute() if state_dir is not None else default_state_dir()
         tools = Path(toolkit).absolute() if toolkit is not None else default_toolkit(state)
+        rules = policy or Policy()
         find_substrate(substrate).check(privileged=_is_privileged(), runtime=runtime)
+        if "landlock" in rules.protections:
+            landlock.check()
         hierarchies = cgroups.find_hierarchies()
         asked = Asked(cpu, memory_mb, pids, disk_mb, lifetime_s, idle_s)
         info = SandboxInfo(
@@ -112,9 +115,11 @@ class Sandbox:
             image=image,
             substrate=substrate,
             limits=settle(
-                asked, cgroups.enforceable(hierarchies) | _LIMITED_WITHOUT_CGROUPS, cgroups.gaps(hierarchies)
+                asked,
+                cgroups.enforceable(hierarchies) | _LIMITED_WITHOUT_CGROUPS,
+                (*cgroups.gaps(hierarchies), *(f"{name} is off, as asked" for name in sorted(rules.without))),
             ),
-            policy=policy or Policy(),
+            policy=rules,
             labels=MappingProxyType(_checked_labels(labels or {})),
         )
         prepared = prepare_image(image, state_dir=state, init=INIT_BINARY, toolkit=tools)
@@ -212,6 +217,7 @@ def _plan(
         privileged=_is_privileged(),
         cgroups=tuple(group.path for group in groups),
         pids_by_rlimit="pids" not in cgroups.enforceable(hierarchies),
+        protections=info.policy.protections,
         hide_unified=_second_version(hierarchies),
         runtime=runtime,
     )

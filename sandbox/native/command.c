@@ -46,15 +46,6 @@ static void report(int status, uint32_t ending, int value) {
     (void)written; /* init is gone: so are we */
 }
 
-/* The kernel takes a command before it takes init: commands raise their score, nobody can lower one. */
-static void offer_to_oom_killer(void) {
-    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd < 0) return;
-    ssize_t written = write(fd, "500", 3);
-    (void)written;
-    close(fd);
-}
-
 static void become_program(const struct frame *exec, int in, int out, int err, int status, const struct limits *limits) {
     struct exec_header header;
     memcpy(&header, exec->payload, sizeof header);
@@ -64,7 +55,6 @@ static void become_program(const struct frame *exec, int in, int out, int err, i
     sigset_t none;
     sigemptyset(&none);
     setsid();
-    offer_to_oom_killer();
     if (limits->data_bytes)
         setrlimit(RLIMIT_DATA, &(struct rlimit){limits->data_bytes, limits->data_bytes});
     if (!argv || !environment || dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) {

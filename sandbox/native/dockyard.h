@@ -66,6 +66,10 @@ bool exec_frame_is_sound(const struct frame *frame);
 /* files.c */
 void serve_file(int socket, const struct frame *frame);
 
+/* landlock.c: writes beneath these places, and to devices, and nowhere else; for good. Ends the process with a
+ * message when it cannot */
+void restrict_writes(char **places, int count);
+
 /* namespaces.c, for launch: each ends the process with a message when it cannot */
 void fail(const char *format, ...);
 void write_text(const char *path, const char *text);

@@ -34,6 +34,7 @@ struct command {
 static struct command commands[MAX_COMMANDS];
 static struct limits limits;
 static int control;
+static int own_score; /* of the OOM killer, for this process; opened while it may still be */
 static char inbox[12 + MAX_PAYLOAD];
 static size_t inbox_used;
 
@@ -81,8 +82,17 @@ static void close_all(int fds[NUM_PIPES]) {
 
 static void close_inits_own(void) {
     close(control);
+    close(own_score);
     for (int i = 0; i < MAX_COMMANDS; i++)
         if (commands[i].minder) release(&commands[i]);
+}
+
+/* The kernel takes a command before it takes init: a command begins with init's score, raised meanwhile. */
+static pid_t fork_offered_to_oom_killer(void) {
+    ssize_t raised = write(own_score, "500", 3);
+    pid_t minder = fork();
+    if (minder != 0 && raised == 3) raised = write(own_score, "0", 1);
+    return minder;
 }
 
 static void start_command(const struct frame *frame) {
@@ -97,7 +107,7 @@ static void start_command(const struct frame *frame) {
     memcpy(&flags, frame->payload, sizeof flags);
     int ours[NUM_PIPES], theirs[NUM_PIPES];
     bool opened = open_pipes(ours, theirs, flags & EXEC_STDIN);
-    pid_t minder = opened ? fork() : -1;
+    pid_t minder = opened ? fork_offered_to_oom_killer() : -1;
     if (minder == 0) {
         close_inits_own();
         close_all(ours);
@@ -255,9 +265,10 @@ static void serve_forever(int signals) {
     }
 }
 
-/* init CONTROL_FD ID MAX_PROCESSES MAX_DATA_BYTES (0 = no such limit). ID makes the process findable. */
+/* init CONTROL_FD ID MAX_PROCESSES MAX_DATA_BYTES [PLACE ...]   0 = no such limit. ID makes the process
+ * findable. With places, all writes are to be beneath one of them. */
 int run_init(int argc, char **argv) {
-    if (argc != 4) return 125;
+    if (argc < 4) return 125;
     control = atoi(argv[0]);
     limits = (struct limits){strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10)};
     prctl(PR_SET_DUMPABLE, 0);
@@ -266,6 +277,8 @@ int run_init(int argc, char **argv) {
     fcntl(control, F_SETFD, FD_CLOEXEC);
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
     setrlimit(RLIMIT_NOFILE, &(struct rlimit){1024, 1024});
+    own_score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (argc > 4) restrict_writes(argv + 4, argc - 4);
     if (limits.processes) setrlimit(RLIMIT_NPROC, &(struct rlimit){limits.processes, limits.processes});
     sigset_t handled;
     sigemptyset(&handled);

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from sandbox.images import INIT_AT, Image
 from sandbox.limits import Limits
+from sandbox.policy import Protection
 
 CONTROL_FD = 3  # where launch puts the control socket; what init is told to serve
 FILTER_FD = 4  # where launch puts the filter of system calls, for bubblewrap
@@ -19,7 +20,7 @@ ROOT_AT = "/tmp/root"  # where launch mounts the sandbox's root, in its own moun
 BUNDLE_AT = "/tmp/bundle"
 USER_NAMESPACE_AT = "/tmp/user"  # where launch puts one, for an OCI runtime to join
 TERMINALS_AT = "/tmp/pts"  # where launch mounts them, for bubblewrap
-SHM_BYTES = 64 << 20
+SHM_AT, SHM_BYTES = "/dev/shm", 64 << 20
 TERMINALS = 64  # at a time; the machine as a whole has some 4,000
 HOSTNAME = "dockyard"
 UIDS_A_SANDBOX = 65536
@@ -36,6 +37,7 @@ class Blueprint:
     privileged: bool  # this process may mount and use other uids
     cgroups: tuple[Path, ...]  # to be joined before anything else happens
     pids_by_rlimit: bool  # no cgroup limits pids here
+    protections: frozenset[Protection]
     hide_unified: Path | None  # version 2 tree beside version 1, which crun does not take
     runtime: str | None = None  # OCI runtime by name, None = the best that is there
 
@@ -68,7 +70,9 @@ def init_command(blueprint: Blueprint) -> tuple[str, ...]:
     there is no pids cgroup it is as good a limit."""
     processes = blueprint.limits.pids if blueprint.pids_by_rlimit else None
     data_bytes = blueprint.limits.process_bytes
-    return (INIT_AT, "init", str(CONTROL_FD), blueprint.id, str(processes or 0), str(data_bytes or 0))
+    places = (*blueprint.image.writable, SHM_AT) if "landlock" in blueprint.protections else ()
+    limits = (str(processes or 0), str(data_bytes or 0))
+    return (INIT_AT, "init", str(CONTROL_FD), blueprint.id, *limits, *places)
 
 
 def launch_options(blueprint: Blueprint) -> list[str]:

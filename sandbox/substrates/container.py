@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from sandbox.errors import UnsupportedError
-from sandbox.seccomp import this_machine
+from sandbox.policy.seccomp import this_machine
 from sandbox.substrates.base import (
     BUNDLE_AT,
     UIDS_A_SANDBOX,
@@ -47,7 +47,10 @@ class ContainerSubstrate:
                 options += ["--hide", str(blueprint.hide_unified)]
         program += ["run", "--preserve-fds", "1", "--bundle", BUNDLE_AT, blueprint.id]
         cgroup = None if name == "crun" else _own_cgroup(blueprint)
-        config = oci_config(init_command(blueprint), owner_uid=blueprint.owner_uid, cgroup=cgroup)
+        config = oci_config(
+            init_command(blueprint), owner_uid=blueprint.owner_uid, cgroup=cgroup,
+            filtered="seccomp" in blueprint.protections,
+        )  # fmt: skip
         return LaunchPlan(tuple(options), tuple(program), json.dumps(config), all_hierarchies=name != "crun")
 
 

@@ -3,7 +3,7 @@
 import shutil
 
 from sandbox.errors import UnsupportedError
-from sandbox.seccomp import filter_program, this_machine
+from sandbox.policy.seccomp import filter_program, this_machine
 from sandbox.substrates.base import (
     FILTER_FD,
     HOSTNAME,
@@ -40,14 +40,17 @@ class FunctionSubstrate:
         options = [*launch_options(blueprint), "--terminals", str(TERMINALS)]
         if blueprint.privileged:
             options.append("--drop")
-        program = (*_isolation(), "--", *init_command(blueprint))
-        return LaunchPlan(tuple(options), program, filter_program=filter_program(this_machine()))
+        filtered = "seccomp" in blueprint.protections
+        program = (*_isolation(filtered), "--", *init_command(blueprint))
+        return LaunchPlan(
+            tuple(options), program, filter_program=filter_program(this_machine()) if filtered else None
+        )
 
 
-def _isolation() -> list[str]:
+def _isolation(filtered: bool) -> list[str]:
     words = [_bubblewrap(), *(f"--unshare-{name}" for name in _NAMESPACES)]
     words += ["--disable-userns", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
-    words += ["--seccomp", str(FILTER_FD)]
+    words += ["--seccomp", str(FILTER_FD)] if filtered else []
     words += ["--uid", "0", "--gid", "0", "--hostname", HOSTNAME]
     words += ["--bind", ROOT_AT, "/", "--proc", "/proc", "--dev", "/dev"]
     words += ["--dev-bind", TERMINALS_AT, "/dev/pts"]

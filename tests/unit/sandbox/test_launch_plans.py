@@ -10,9 +10,9 @@ import pytest
 from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.images import Bind, Image, prepare_image
 from sandbox.limits import Asked, settle
-from sandbox.policy import Policy
+from sandbox.policy import Policy, Protection
 from sandbox.substrates import find_substrate
-from sandbox.substrates.base import Blueprint
+from sandbox.substrates.base import Blueprint, LaunchPlan
 from sandbox.substrates.container import find_runtime
 from sandbox.substrates.oci import oci_config
 
@@ -46,9 +46,14 @@ def a_blueprint(**changes: object) -> Blueprint:
         "privileged": True,
         "cgroups": (Path("/sys/fs/cgroup/memory/dockyard/key/sbx-1"),),
         "pids_by_rlimit": False,
+        "protections": Policy().protections,
         "hide_unified": Path("/sys/fs/cgroup/unified"),
     }
     return Blueprint(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
+
+
+def init_words(plan: LaunchPlan) -> tuple[str, ...]:
+    return plan.program[plan.program.index("/.dockyard/init") + 1 :]
 
 
 @pytest.mark.parametrize("name", ["function", "container"])
@@ -71,7 +76,7 @@ def test_function_drops_to_the_sandboxs_uid_before_bubblewrap():
     assert "--drop" in plan.options
     assert Path(plan.program[0]).name == "bwrap"
     assert {"--unshare-user", "--unshare-pid", "--disable-userns"} <= set(plan.program)
-    assert plan.program[-6:] == ("/.dockyard/init", "init", "3", "sbx-1", "0", "0")
+    assert init_words(plan) == ("init", "3", "sbx-1", "0", "0", "/workspace", "/dev/shm")
     assert ("--seccomp", "4") in pairwise(plan.program)
     assert ("/tmp/pts", "/dev/pts") in pairwise(plan.program)
     assert ("--terminals", "64") in pairwise(plan.options)
@@ -85,7 +90,7 @@ def test_without_privilege_function_makes_a_user_namespace_and_limits_by_rlimit(
     )
     assert "--userns" in plan.options
     assert "--drop" not in plan.options
-    assert plan.program[-2:] == ("40", str(512 << 20))
+    assert init_words(plan)[3:5] == ("40", str(512 << 20))
 
 
 def test_crun_leaves_cgroups_alone_and_sees_one_version():
@@ -156,6 +161,21 @@ def test_an_image_needs_init_and_toolkit(tmp_path: Path):
     assert f"--into {tmp_path / 'absent'}" in caught.value.hint
     with pytest.raises(InvalidArgument, match="image='debian' is unknown"):
         prepare_image("debian", state_dir=tmp_path, init=init, toolkit=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["function", "container"])
+def test_a_protection_is_left_out_where_the_policy_says_so(name: str):
+    def words(*without: Protection) -> str:
+        protections = Policy(without=frozenset(without)).protections
+        plan = find_substrate(name).plan(a_blueprint(protections=protections))
+        filtered = "filter" if plan.filter_program else ""
+        return f"{' '.join(plan.program)} {plan.oci_config} {filtered}"
+
+    assert "/dev/shm" in words()
+    assert ("seccomp" in words(), "seccomp" in words("seccomp")) == (True, False)
+    assert "filter" not in words("seccomp")
+    if name == "function":
+        assert "/workspace /dev/shm" not in words("landlock")
 
 
 def test_a_policy_refuses_what_it_does_not_know():

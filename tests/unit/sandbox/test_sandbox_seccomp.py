@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandbox.errors import UnsupportedError
-from sandbox.seccomp import NUMBERS, RULES, Condition, Machine, filter_program, oci_seccomp, this_machine
+from sandbox.policy.seccomp import (
+    NUMBERS,
+    RULES,
+    Condition,
+    Machine,
+    filter_program,
+    oci_seccomp,
+    this_machine,
+)
 
 ALLOWED, KILLED = 0x7FFF0000, 0x80000000
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

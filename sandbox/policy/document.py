@@ -1,10 +1,12 @@
-"""What a sandbox may do, as one document. First cut: network and output."""
+"""What a sandbox may do, as one document: network, output, time, and the protections that hold it."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 MIB = 1 << 20
+Protection = Literal["seccomp", "landlock"]
+PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
 
 
 class Policy(BaseModel):
@@ -20,3 +22,10 @@ class Policy(BaseModel):
     output_total_bytes: int = Field(default=64 * MIB, ge=1)
     # seconds that a command may run when the call does not say.
     timeout_s: float = Field(default=60.0, gt=0)
+    # protections to go without. For trials that show what one of them is worth; the sandbox's `info` says so.
+    without: frozenset[Protection] = frozenset()
+
+    @property
+    def protections(self) -> frozenset[Protection]:
+        """Those that hold. A host that lacks one of them makes no sandbox."""
+        return frozenset(PROTECTIONS) - self.without
