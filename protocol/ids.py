@@ -3,7 +3,7 @@
 import secrets
 from typing import Literal
 
-Prefix = Literal["run", "req", "sbx", "trial", "ivl"]
+Prefix = Literal["run", "req", "sbx", "ses", "trial", "ivl"]
 
 
 def new_id(prefix: Prefix) -> str:

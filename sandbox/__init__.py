@@ -1,13 +1,14 @@
 """Sandboxes of one machine: create, run, files, kill. Start with `Sandbox.create`."""
 
 from sandbox.aio import AsyncSandbox
-from sandbox.commands import RunningCommand
 from sandbox.doctor import Capability
 from sandbox.files import Download
 from sandbox.policy import Policy
 from sandbox.results import CommandResult, Denial
+from sandbox.running import RunningCommand
 from sandbox.sandbox import Sandbox, SandboxInfo
-from sandbox.wire import Entry
+from sandbox.sessions import Session
+from sandbox.wire import Entry, TerminalSize
 
 __all__ = [
     "AsyncSandbox",
@@ -20,4 +21,6 @@ __all__ = [
     "RunningCommand",
     "Sandbox",
     "SandboxInfo",
+    "Session",
+    "TerminalSize",
 ]

@@ -14,12 +14,14 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
-from sandbox.commands import RunningCommand
 from sandbox.errors import CapacityError
+from sandbox.feed import OnOutput
 from sandbox.files import Download
 from sandbox.results import CommandResult
+from sandbox.running import RunningCommand
 from sandbox.sandbox import Sandbox, SandboxInfo
-from sandbox.wire import Entry
+from sandbox.sessions import Session
+from sandbox.wire import Entry, TerminalSize
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +35,7 @@ class AsyncSandbox:
         self._sandbox = sandbox
         self.commands = AsyncCommands(sandbox)
         self.files = AsyncFiles(sandbox)
+        self.sessions = AsyncSessions(sandbox)
 
     @classmethod
     async def create(cls, *args: Any, **options: Any) -> "AsyncSandbox":
@@ -91,17 +94,112 @@ class AsyncCommands:
         env: Mapping[str, str] | None = None,
         output_bytes: int | None = None,
         stdin: bytes | str = b"",
+        on_stdout: OnOutput | None = None,
+        on_stderr: OnOutput | None = None,
     ) -> CommandResult:
-        """Like `Commands.run`. When cancelled, ends the command with all its processes first."""
-        command = self._sandbox.commands.start(
-            cmd, timeout_s=timeout_s, cwd=cwd, env=env, output_bytes=output_bytes, stdin=stdin
-        )
+        """Like `Commands.run`, watchers called in the event loop. When cancelled, ends the command with all
+        its processes first."""
+        command = await self.start(
+            cmd, timeout_s=timeout_s, cwd=cwd, env=env, output_bytes=output_bytes, stdin=stdin,
+            on_stdout=on_stdout, on_stderr=on_stderr,
+        )  # fmt: skip
         try:
-            return await asyncio.shield(asyncio.wrap_future(command.future))
+            return await command.wait()
         except asyncio.CancelledError:
             command.kill()
-            await _uncancelled(partial(_wait_for_end, command))
+            await _uncancelled(partial(_wait_for_end, command.command))
             raise
+
+    async def start(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        cwd: str = "/workspace",
+        env: Mapping[str, str] | None = None,
+        output_bytes: int | None = None,
+        stdin: bytes | str | None = b"",
+        on_stdout: OnOutput | None = None,
+        on_stderr: OnOutput | None = None,
+        terminal: TerminalSize | None = None,
+    ) -> "AsyncRunningCommand":
+        """Like `Commands.start`, watchers called in the event loop."""
+        command = self._sandbox.commands.start(
+            cmd, timeout_s=timeout_s, cwd=cwd, env=env, output_bytes=output_bytes, stdin=stdin,
+            on_stdout=_in_loop(on_stdout), on_stderr=_in_loop(on_stderr), terminal=terminal,
+        )  # fmt: skip
+        return AsyncRunningCommand(command)
+
+    def list(self) -> "tuple[AsyncRunningCommand, ...]":
+        """See `Commands.list`."""
+        return tuple(map(AsyncRunningCommand, self._sandbox.commands.list()))
+
+    def connect(self, id: int) -> "AsyncRunningCommand":
+        """See `Commands.connect`."""
+        return AsyncRunningCommand(self._sandbox.commands.connect(id))
+
+
+class AsyncRunningCommand:
+    """A command that has been started. To stop waiting for it does not end it; `kill` does."""
+
+    def __init__(self, command: RunningCommand) -> None:
+        self.command = command
+        self.id = command.id
+        self.send_stdin, self.close_stdin = command.send_stdin, command.close_stdin
+        self.resize, self.kill = command.resize, command.kill
+
+    @property
+    def is_running(self) -> bool:
+        """False once its result is there."""
+        return self.command.is_running
+
+    async def wait(self) -> CommandResult:
+        """Its result."""
+        return await asyncio.shield(asyncio.wrap_future(self.command.future))
+
+
+class AsyncSessions:
+    """`sandbox.sessions` for asyncio."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    async def create(
+        self, *, cwd: str = "/workspace", env: Mapping[str, str] | None = None
+    ) -> "AsyncSession":
+        """See `Sessions.create`."""
+        return AsyncSession(await _threaded(self._sandbox.sessions.create, cwd=cwd, env=env))
+
+
+class AsyncSession:
+    """A shell session; commands come one after another."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._turn = session, asyncio.Lock()
+        self.id = session.id
+
+    async def run(
+        self,
+        cmd: str,
+        *,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        stdin: bytes | str = b"",
+        on_stdout: OnOutput | None = None,
+        on_stderr: OnOutput | None = None,
+    ) -> CommandResult:
+        """See `Session.run`. When cancelled, ends the command first."""
+        async with self._turn:
+            command = self._session.start(
+                cmd, timeout_s=timeout_s, output_bytes=output_bytes, stdin=stdin,
+                on_stdout=_in_loop(on_stdout), on_stderr=_in_loop(on_stderr),
+            )  # fmt: skip
+            try:
+                return await AsyncRunningCommand(command).wait()
+            except asyncio.CancelledError:
+                command.kill()
+                await _uncancelled(partial(_wait_for_end, command))
+                raise
 
 
 class AsyncFiles:
@@ -141,6 +239,18 @@ class AsyncFiles:
     async def download_dir(self, path: str, *, max_bytes: int = 64 << 20) -> Download:
         """See `Files.download_dir`."""
         return await _threaded(self._files.download_dir, path, max_bytes=max_bytes)
+
+
+def _in_loop(watcher: OnOutput | None) -> OnOutput | None:
+    """The watcher, called in this task's event loop and in order with the command's result."""
+    if watcher is None:
+        return None
+    loop = asyncio.get_running_loop()
+
+    def call(text: str) -> None:
+        loop.call_soon_threadsafe(watcher, text)
+
+    return call
 
 
 def _in_thread(call: Callable[[], T]) -> "Future[T]":

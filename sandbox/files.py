@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sandbox.channel import Channel
-from sandbox.commands import Host
 from sandbox.errors import (
     FileError,
     FileMissing,
@@ -22,6 +21,7 @@ from sandbox.errors import (
     UnsafePath,
 )
 from sandbox.host_tree import read_tree, write_tree
+from sandbox.running import Host
 from sandbox.wire import (
     MAX_CHUNK_BYTES,
     Entry,

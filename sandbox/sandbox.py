@@ -23,6 +23,7 @@ from sandbox.limits import Asked, LimitName, Limits, settle
 from sandbox.ownership import Ownership
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
 from sandbox.policy import Policy, landlock
+from sandbox.sessions import Sessions
 from sandbox.substrates import find_substrate
 from sandbox.substrates.base import UIDS_A_SANDBOX, Blueprint, LaunchPlan
 
@@ -52,6 +53,7 @@ class Sandbox:
 
     commands: Commands
     files: Files
+    sessions: Sessions
 
     def __init__(
         self, info: SandboxInfo, image: Image, ownership: Ownership, launched: Launched, clock: Clock
@@ -71,6 +73,7 @@ class Sandbox:
             self._channel, self._life, clock, policy=info.policy, shell=image.shell, base_env=image.env
         )
         self.files = Files(self._channel, self._life)
+        self.sessions = Sessions(self.commands, self.files)
 
     @classmethod
     @translated("making a sandbox")

@@ -9,7 +9,7 @@ from typing import Literal
 
 from sandbox.errors import InvalidArgument
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAX_CHUNK_BYTES = 1 << 20  # of file content in one frame
 MAX_INPUT_BYTES = 1 << 16  # of standard input in one frame
 MAX_PAYLOAD_BYTES = MAX_CHUNK_BYTES + 8192
@@ -32,6 +32,7 @@ class Kind(IntEnum):
     STAT = 7
     MKDIR = 8
     REMOVE = 9
+    RESIZE = 10
     HELLO = 64
     STDOUT = 65
     STDERR = 66
@@ -109,11 +110,35 @@ class FrameReader:
         del self._pending[:start]
 
 
-def exec_payload(argv: Sequence[str], cwd: str, env: Mapping[str, str], *, with_input: bool) -> bytes:
+@dataclass(frozen=True, slots=True)
+class TerminalSize:
+    """In characters, each up to 65,535."""
+
+    rows: int = 24
+    columns: int = 80
+
+
+def exec_payload(
+    argv: Sequence[str],
+    cwd: str,
+    env: Mapping[str, str],
+    *,
+    with_input: bool,
+    terminal: TerminalSize | None = None,
+) -> bytes:
     """Payload of EXEC. Strings hold no NUL (the caller checks)."""
     strings = [cwd, *argv, *(f"{name}={value}" for name, value in env.items())]
     text = b"".join(_path(string) for string in strings)
-    return struct.pack("=III", int(with_input), len(argv), len(env)) + text
+    flags = int(with_input) | (2 if terminal is not None else 0)
+    return struct.pack("=III", flags, len(argv), len(env)) + resize_payload(terminal or _NO_SIZE) + text
+
+
+_NO_SIZE = TerminalSize(0, 0)
+
+
+def resize_payload(size: TerminalSize) -> bytes:
+    """Payload of RESIZE, and the last word of an EXEC header."""
+    return struct.pack("=HH", size.rows, size.columns)
 
 
 def read_payload(path: str, offset: int, count: int) -> bytes:

@@ -12,14 +12,11 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-struct exec_header {
-    uint32_t flags, argc, envc;
-};
 
 bool exec_frame_is_sound(const struct frame *frame) {
     struct exec_header header;
@@ -61,6 +58,7 @@ static void become_program(const struct frame *exec, int in, int out, int err, i
         report(status, FAILED_START, errno);
         _exit(127);
     }
+    if (header.flags & EXEC_TERMINAL) ioctl(0, TIOCSCTTY, 0);
     if (chdir(cwd)) {
         report(status, FAILED_CHDIR, errno);
         _exit(127);

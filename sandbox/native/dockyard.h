@@ -11,11 +11,11 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { WIRE_VERSION = 1, MAX_PAYLOAD = (1 << 20) + 8192, CHUNK = 1 << 16, MAX_COMMANDS = 64 };
+enum { WIRE_VERSION = 2, MAX_PAYLOAD = (1 << 20) + 8192, CHUNK = 1 << 16, MAX_COMMANDS = 64 };
 
 enum frame_kind {
     /* host to init */
-    EXEC = 1,   /* u32 flags, u32 argc, u32 envc; then NUL-ended cwd, argv, environment */
+    EXEC = 1,   /* struct exec_header; then NUL-ended cwd, argv, environment */
     STDIN = 2,  /* bytes; none = end of input. Only in answer to STDIN_WANT */
     KILL = 3,   /* end a command and all its descendants */
     READ = 4,   /* u64 offset, u32 count; path. DATA, DONE */
@@ -24,6 +24,7 @@ enum frame_kind {
     STAT = 7,   /* path. ENTRY, DONE */
     MKDIR = 8,  /* path, parents too. DONE */
     REMOVE = 9, /* path, whole trees too. DONE */
+    RESIZE = 10, /* u16 rows, u16 columns: of a command's terminal */
     /* init to host */
     HELLO = 64, /* u32 wire version */
     STDOUT = 65,
@@ -35,7 +36,7 @@ enum frame_kind {
     DONE = 71,  /* u32 errno, 0 = success; above 1000 an enum trouble */
 };
 
-enum exec_flag { EXEC_STDIN = 1 };
+enum exec_flag { EXEC_STDIN = 1, EXEC_TERMINAL = 2 };
 enum write_flag { WRITE_TRUNCATE = 1, WRITE_PARENTS = 2 };
 enum ending { ENDED_EXIT = 0, ENDED_SIGNAL = 1, FAILED_CHDIR = 2, FAILED_EXEC = 3, FAILED_START = 4, MINDER_DIED = 5 };
 enum trouble { NOT_REGULAR = 1001, TOO_DEEP = 1002, BAD_FRAME = 1003 };
@@ -47,6 +48,11 @@ struct frame {
 
 struct status {
     uint32_t ending, value;
+};
+
+struct exec_header {
+    uint32_t flags, argc, envc;
+    uint32_t size; /* of the terminal: u16 rows, u16 columns */
 };
 
 /* wire.c */
@@ -62,6 +68,10 @@ struct limits {
 };
 void run_minder(const struct frame *exec, int in, int out, int err, int status, const struct limits *limits);
 bool exec_frame_is_sound(const struct frame *frame);
+
+/* terminal.c */
+bool open_terminal(uint32_t size, int *master, int *slave);
+void resize_terminal(int master, uint32_t size);
 
 /* files.c */
 void serve_file(int socket, const struct frame *frame);

@@ -60,10 +60,18 @@ static void send_exit(uint32_t id, uint32_t ending, uint32_t value) {
     send_frame(control, id, EXIT, &status, sizeof status);
 }
 
-/* Both ends of the four pipes; input is /dev/null where the host sends none. */
-static bool open_pipes(int ours[NUM_PIPES], int theirs[NUM_PIPES], bool with_input) {
+/* Both ends of the four pipes, a terminal in place of three where there is one; input is /dev/null where the host
+ * sends none. */
+static bool open_pipes(int ours[NUM_PIPES], int theirs[NUM_PIPES], const struct exec_header *header) {
     for (int which = 0; which < NUM_PIPES; which++) ours[which] = theirs[which] = -1;
-    for (int which = with_input ? IN : OUT; which < NUM_PIPES; which++) {
+    bool terminal = header->flags & EXEC_TERMINAL, with_input = header->flags & EXEC_STDIN;
+    if (terminal) {
+        if (!open_terminal(header->size, &ours[OUT], &theirs[OUT])) return false;
+        theirs[ERR] = fcntl(theirs[OUT], F_DUPFD_CLOEXEC, 0);
+        theirs[IN] = fcntl(theirs[OUT], F_DUPFD_CLOEXEC, 0);
+        if (with_input) ours[IN] = fcntl(ours[OUT], F_DUPFD_CLOEXEC, 0);
+    }
+    for (int which = terminal ? STATUS : with_input ? IN : OUT; which < NUM_PIPES; which++) {
         int ends[2];
         if (pipe2(ends, O_CLOEXEC)) return false;
         ours[which] = ends[which == IN];
@@ -71,8 +79,8 @@ static bool open_pipes(int ours[NUM_PIPES], int theirs[NUM_PIPES], bool with_inp
         fcntl(ours[which], F_SETFL, O_NONBLOCK);
         if (which == OUT) fcntl(ours[which], F_SETPIPE_SZ, PIPE_BYTES); /* fewer switches; may be refused */
     }
-    if (!with_input) theirs[IN] = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    return theirs[IN] >= 0;
+    if (!with_input && !terminal) theirs[IN] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    return theirs[IN] >= 0 && theirs[ERR] >= 0 && (ours[IN] >= 0 || !with_input);
 }
 
 static void close_all(int fds[NUM_PIPES]) {
@@ -96,7 +104,7 @@ static pid_t fork_offered_to_oom_killer(void) {
 }
 
 static void start_command(const struct frame *frame) {
-    uint32_t flags = 0;
+    struct exec_header header;
     struct command *command = NULL;
     for (int i = 0; i < MAX_COMMANDS && !command; i++)
         if (!commands[i].minder) command = &commands[i];
@@ -104,9 +112,9 @@ static void start_command(const struct frame *frame) {
         send_exit(frame->id, FAILED_START, command ? BAD_FRAME : EBUSY);
         return;
     }
-    memcpy(&flags, frame->payload, sizeof flags);
+    memcpy(&header, frame->payload, sizeof header);
     int ours[NUM_PIPES], theirs[NUM_PIPES];
-    bool opened = open_pipes(ours, theirs, flags & EXEC_STDIN);
+    bool opened = open_pipes(ours, theirs, &header);
     pid_t minder = opened ? fork_offered_to_oom_killer() : -1;
     if (minder == 0) {
         close_inits_own();
@@ -140,11 +148,20 @@ static void take_input(const struct frame *frame) {
     command->input_taken = 0;
 }
 
+static void resize(const struct frame *frame) {
+    struct command *command = find_command(frame->id);
+    uint32_t size;
+    if (!command || frame->length != sizeof size || command->pipes[OUT] < 0) return;
+    memcpy(&size, frame->payload, sizeof size);
+    resize_terminal(command->pipes[OUT], size);
+}
+
 static void serve(const struct frame *frame) {
     struct command *command;
     switch (frame->kind) {
     case EXEC: start_command(frame); break;
     case STDIN: take_input(frame); break;
+    case RESIZE: resize(frame); break;
     case KILL:
         if ((command = find_command(frame->id))) kill(command->minder, SIGTERM);
         break;

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from protocol.clock import SystemClock
 from sandbox.cgroups import Counters
 from sandbox.channel import Channel
-from sandbox.commands import Commands, RunningCommand
+from sandbox.commands import Commands
 from sandbox.errors import SandboxError, SandboxGone
 from sandbox.files import Files
 from sandbox.policy import Policy
+from sandbox.running import RunningCommand
 from sandbox.wire import Frame, Kind, encode
 
 PAYLOADS = st.one_of(

@@ -48,7 +48,7 @@ def test_a_length_beyond_the_limit_is_refused():
 
 def test_exec_payload_holds_cwd_arguments_and_environment():
     payload = exec_payload(["a", "b c"], "/w", {"X": "1"}, with_input=True)
-    assert payload == struct.pack("=III", 1, 2, 1) + b"/w\0a\0b c\0X=1\0"
+    assert payload == struct.pack("=IIII", 1, 2, 1, 0) + b"/w\0a\0b c\0X=1\0"
 
 
 def test_write_payload_may_hold_nul_bytes_after_the_path():

@@ -1,0 +1,80 @@
+"""Hands a command's output to its caller's functions while it runs, on a thread of their own.
+
+The sandbox's thread keeps all deadlines, so it must not wait for a caller: a slow function delays its own
+next piece and the command's result, and nothing else. What waits for it is bounded by the output limit.
+"""
+
+import codecs
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
+
+from sandbox.errors import CapacityError
+
+OnOutput = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Watchers:
+    """Functions that take text as it is printed: pieces never end inside of a UTF-8 sequence."""
+
+    on_stdout: OnOutput | None = None
+    on_stderr: OnOutput | None = None
+
+    def any(self) -> bool:
+        """False where nobody watches."""
+        return self.on_stdout is not None or self.on_stderr is not None
+
+
+class Feed:
+    """One command's. Pieces go in from the channel's thread; `finish` follows the last, once.
+
+    Raises CapacityError where the host has no more threads. A function that raises gets no more pieces;
+    `failed` is called for it, and what it raised is handed to `finish`'s function.
+    """
+
+    def __init__(self, watchers: Watchers, failed: Callable[[], None]) -> None:
+        self._queue: SimpleQueue[tuple[int, bytes] | Callable[[BaseException | None], None]] = SimpleQueue()
+        self._streams = (_Stream(watchers.on_stdout), _Stream(watchers.on_stderr))
+        self._failed = failed
+        try:
+            Thread(target=self._run, name="dockyard-output", daemon=True).start()
+        except RuntimeError as error:
+            raise CapacityError(f"sandbox: {error}", hint="raise `ulimit -u`, or end something") from error
+
+    def add(self, stream: int, data: bytes) -> None:
+        """0 is the output, 1 the error output."""
+        self._queue.put((stream, data))
+
+    def finish(self, done: Callable[[BaseException | None], None]) -> None:
+        """Calls `done` when all pieces have been taken, with what a function raised."""
+        self._queue.put(done)
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        while not callable(item := self._queue.get()):
+            error = error or self._give(*item)
+        for number in range(len(self._streams)):
+            error = error or self._give(number, None)
+        item(error)
+
+    def _give(self, stream: int, data: bytes | None) -> BaseException | None:
+        try:
+            self._streams[stream].give(data)
+        except BaseException as error:  # the caller's own, who gets it back
+            self._failed()
+            return error
+        return None
+
+
+class _Stream:
+    def __init__(self, watcher: OnOutput | None) -> None:
+        self._watcher = watcher
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def give(self, data: bytes | None) -> None:
+        """None ends the stream."""
+        text = self._decoder.decode(data or b"", data is None)
+        if text and self._watcher is not None:
+            self._watcher(text)

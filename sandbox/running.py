@@ -1,0 +1,300 @@
+"""A command that runs: its output, its input, its deadline and its end."""
+
+import os
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocol.clock import Clock
+from sandbox.cgroups import Counters
+from sandbox.channel import Channel
+from sandbox.errors import InvalidArgument, SandboxError, SandboxGone
+from sandbox.feed import Feed, Watchers
+from sandbox.output import OutputBuffer
+from sandbox.results import CommandResult, Denial, Reason
+from sandbox.wire import (
+    MAX_INPUT_BYTES,
+    Ending,
+    Frame,
+    Kind,
+    TerminalSize,
+    decode_exit,
+    resize_payload,
+)  # fmt: skip
+
+SIGKILL = 9
+# How long init may take to end a command's processes before the sandbox as a whole is ended. A fork bomb
+# takes milliseconds; only processes stuck in the kernel, or an init starved of CPU, take this long.
+KILL_GRACE_NS = 10_000_000_000
+_MINDER_DIED_TEXT = (
+    b"dockyard: the process that watches over this command was killed or stopped, so the command was ended\n"
+)
+
+
+class Host(Protocol):
+    """What a command needs of its sandbox. Thread-safe."""
+
+    def counters(self) -> Counters:
+        """How often limits have bitten so far."""
+        ...
+
+    def break_off(self) -> None:
+        """Ends the sandbox, which did not end a command. Called on the channel's thread; does not block."""
+        ...
+
+    def gone(self) -> SandboxGone | None:
+        """Why the sandbox has ended, None while it has not."""
+        ...
+
+    def begin(self) -> None:
+        """A command or file operation starts."""
+        ...
+
+    def finish(self) -> None:
+        """One that had started has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What to run, checked. `stdin_stays_open`: more input may follow what is there."""
+
+    payload: bytes
+    stdin: bytes
+    stdin_stays_open: bool
+    watchers: Watchers
+    timeout_ns: int
+    output_bytes: int
+    output_total_bytes: int
+
+
+class RunningCommand:
+    """A command that has been started. `future` holds the CommandResult, or the error that kept it from
+    starting; cancelling the future does not end the command, `kill` does. Thread-safe."""
+
+    def __init__(self, call: Call, channel: Channel, host: Host, clock: Clock) -> None:
+        self.future: Future[CommandResult] = Future()
+        self._call = call
+        self._channel = channel
+        self._host = host
+        self._clock = clock
+        self._stdout = OutputBuffer(call.output_bytes)
+        self._stderr = OutputBuffer(call.output_bytes)
+        self._input = _Input(call.stdin, stays_open=call.stdin_stays_open)
+        self._feed = Feed(call.watchers, self.kill) if call.watchers.any() else None
+        self._verdict: Reason | None = None  # why we ended it, where we did
+        self._before = host.counters()
+        self._started_ns = clock.now_ns()
+        self._deadline_ns = self._started_ns + call.timeout_ns
+        self._id: int | None = None
+
+    def start(self) -> "RunningCommand":
+        """Sends it off. Raises SandboxGone."""
+        self._host.begin()
+        self._id = self._channel.open(self, Kind.EXEC, self._call.payload)
+        if self._id is None:
+            self._host.finish()
+            if self._feed is not None:
+                self._feed.finish(lambda _: None)
+            raise self._host.gone() or SandboxGone("the sandbox is gone", reason="lost")
+        return self
+
+    @property
+    def id(self) -> int:
+        """Unique in its sandbox; what `commands.connect` finds it by while it runs."""
+        return self._id or 0
+
+    @property
+    def is_running(self) -> bool:
+        """False once its result is there."""
+        return not self.future.done()
+
+    def send_stdin(self, data: bytes | str) -> None:
+        """More input, for a command started with `stdin=None`. Does not block: what the program does not read
+        yet is kept. Raises InvalidArgument after `close_stdin`; nothing happens to a command that has ended.
+        """
+        self._send_input(self.id, self._input.add(data.encode() if isinstance(data, str) else data))
+
+    def close_stdin(self) -> None:
+        """The end of the input. Idempotent. A terminal's line ends by `send_stdin("\x04")` instead."""
+        self._send_input(self.id, self._input.close())
+
+    def resize(self, terminal: TerminalSize) -> None:
+        """A new size for its terminal. Nothing happens to a command without one."""
+        if self._id is not None and self.is_running:
+            self._channel.send(self._id, Kind.RESIZE, resize_payload(terminal))
+
+    def wait(self, timeout_s: float | None = None) -> CommandResult:
+        """Blocks until the command has ended. TimeoutError after `timeout_s` leaves it running."""
+        return self.future.result(timeout_s)
+
+    def kill(self) -> None:
+        """Ends the command and all its processes; `wait` then gives reason `killed`. Does not block; nothing
+        happens to a command that has ended."""
+        self._end("killed")
+        self._channel.wake()
+
+    def on_frame(self, frame: Frame) -> bool:
+        """Channel thread: output, a wish for input, or the end."""
+        match frame.kind:
+            case Kind.STDOUT:
+                self._take_output(0, frame.payload)
+            case Kind.STDERR:
+                self._take_output(1, frame.payload)
+            case Kind.STDIN_WANT:
+                self._send_input(frame.id, self._input.want())
+            case Kind.EXIT:
+                self._finish(*decode_exit(frame.payload))
+                return True
+            case _:
+                pass
+        return False
+
+    def on_lost(self) -> None:
+        """Channel thread: the sandbox is gone. A verdict that ended it (a timeout) still stands."""
+        gone = self._host.gone()
+        by_owner = gone is not None and gone.reason in ("killed", "expired", "idle")
+        reason = self._verdict or ("killed" if by_owner else "lost")
+        self._resolve(self._result(None if reason == "lost" else 128 + SIGKILL, reason))
+
+    def deadline_ns(self) -> int | None:
+        """The end of its time, then the end of init's grace."""
+        return self._deadline_ns
+
+    def on_deadline(self) -> None:
+        """Channel thread: its time is over, or init did not manage to end it."""
+        if self._verdict is None:
+            self._end("timeout")
+        else:
+            self._deadline_ns = self._clock.now_ns() + KILL_GRACE_NS
+            self._host.break_off()
+
+    def _send_input(self, id: int, piece: bytes | None) -> None:
+        if piece is not None:
+            self._channel.send(id, Kind.STDIN, piece)
+
+    def _take_output(self, stream: int, data: bytes) -> None:
+        (self._stdout, self._stderr)[stream].add(data)
+        if self._feed is not None:
+            self._feed.add(stream, data)
+        if self._stdout.total_bytes + self._stderr.total_bytes > self._call.output_total_bytes:
+            self._end("output_limit")
+
+    def _end(self, verdict: Reason) -> None:
+        if self._verdict is not None or self._id is None or self.future.done():
+            return
+        self._verdict = verdict
+        self._deadline_ns = self._clock.now_ns() + KILL_GRACE_NS
+        self._channel.send(self._id, Kind.KILL)
+
+    def _finish(self, ending: int, value: int) -> None:
+        if ending == Ending.FAILED_CHDIR:
+            self._fail(InvalidArgument(f"cwd: {os.strerror(value)}", hint="name a directory of the sandbox"))
+        elif ending == Ending.FAILED_START:
+            text = f"the sandbox could not start a process: {os.strerror(value)}"
+            self._fail(SandboxError(text, hint="raise pids or memory_mb, or end other commands"))
+        elif ending == Ending.FAILED_EXEC:
+            # As a shell has it: 127 for a program that is not there, 126 for one that cannot be run.
+            self._stderr.add(f"dockyard: cannot run the program: {os.strerror(value)}\n".encode())
+            self._resolve(self._result(127 if value == 2 else 126, "exit"))
+        else:
+            if ending == Ending.MINDER_DIED and self._verdict is None:
+                self._stderr.add(_MINDER_DIED_TEXT)
+            self._resolve(self._judge(ending, value))
+
+    def _judge(self, ending: int, value: int) -> CommandResult:
+        if self._verdict is not None:
+            return self._result(128 + SIGKILL, self._verdict)
+        reason: Reason = "exit" if ending == Ending.EXIT else "signal"
+        # MINDER_DIED: a command that killed or stopped its own minder, and went with it.
+        by_signal = value if ending == Ending.SIGNAL else SIGKILL
+        exit_code = value if ending == Ending.EXIT else 128 + by_signal
+        # A shell reports its child's death by the OOM killer as its own failure, so any failure counts.
+        if exit_code != 0 and self._host.counters().oom_kills > self._before.oom_kills:
+            return self._result(exit_code, "oom")
+        return self._result(exit_code, reason)
+
+    def _result(self, exit_code: int | None, reason: Reason) -> CommandResult:
+        return CommandResult(
+            exit_code=exit_code,
+            reason=reason,
+            stdout_bytes=self._stdout.value(),
+            stderr_bytes=self._stderr.value(),
+            truncated=self._stdout.truncated or self._stderr.truncated,
+            duration_ms=(self._clock.now_ns() - self._started_ns) / 1e6,
+            denials=self._denials(),
+        )
+
+    def _denials(self) -> tuple[Denial, ...]:
+        now, denials = self._host.counters(), list[Denial]()
+        if (count := now.oom_kills - self._before.oom_kills) > 0:
+            denials.append(Denial("memory", count, f"the memory limit killed {count} process(es)"))
+        if (count := now.refused_forks - self._before.refused_forks) > 0:
+            denials.append(Denial("pids", count, f"the pids limit refused {count} fork(s)"))
+        if self._verdict == "output_limit":
+            printed = self._stdout.total_bytes + self._stderr.total_bytes
+            detail = f"printed {printed} bytes, {self._call.output_total_bytes} are allowed"
+            denials.append(Denial("output", 1, detail))
+        return tuple(denials)
+
+    def _resolve(self, result: CommandResult) -> None:
+        self._settle(result, None)
+
+    def _fail(self, error: SandboxError) -> None:
+        self._settle(None, error)
+
+    def _settle(self, result: CommandResult | None, error: BaseException | None) -> None:
+        """After the last piece of output has been taken; what a watcher raised comes first."""
+        self._host.finish()
+
+        def settle(raised: BaseException | None) -> None:
+            if not self.future.set_running_or_notify_cancel():
+                return
+            if (failure := raised or error) is not None:
+                self.future.set_exception(failure)
+            elif result is not None:
+                self.future.set_result(result)
+
+        if self._feed is not None:
+            self._feed.finish(settle)
+        else:
+            settle(None)
+
+
+class _Input:
+    """What is still to be fed. A piece goes out for each wish of init's; every method returns one, empty for
+    the end of the input, or None where there is nothing to send now. Thread-safe."""
+
+    def __init__(self, data: bytes, *, stays_open: bool) -> None:
+        self._lock = threading.Lock()  # guards what follows
+        self._rest = bytearray(data)
+        self._open = stays_open
+        self._wanted = False
+
+    def want(self) -> bytes | None:
+        with self._lock:
+            self._wanted = True
+            return self._next()
+
+    def add(self, data: bytes) -> bytes | None:
+        with self._lock:
+            if not self._open:
+                raise InvalidArgument(
+                    "stdin of this command is closed", hint="start it with stdin=None to send input later"
+                )
+            self._rest += data
+            return self._next()
+
+    def close(self) -> bytes | None:
+        with self._lock:
+            self._open = False
+            return self._next()
+
+    def _next(self) -> bytes | None:
+        if not self._wanted or (not self._rest and self._open):
+            return None
+        piece = bytes(self._rest[:MAX_INPUT_BYTES])
+        del self._rest[:MAX_INPUT_BYTES]
+        self._wanted = False
+        return piece

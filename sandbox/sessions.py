@@ -1,0 +1,109 @@
+"""Shell sessions: commands that find the directory, variables and functions that the one before them left.
+
+Each command is a shell of its own, told to bring back what the last one saved and to save it again when it
+ends. Nothing is typed into a running shell, so no prompt is waited for, an unclosed quote or heredoc is that
+command's own error, and a command that hangs, is killed or replaces its shell leaves the session as it was.
+Background processes end with their command, as all do; a server is started with `commands.start`.
+"""
+
+from collections.abc import Mapping
+from threading import Lock
+
+from protocol.ids import new_id
+from sandbox.commands import Commands
+from sandbox.feed import OnOutput
+from sandbox.files import Files
+from sandbox.results import CommandResult
+from sandbox.running import RunningCommand
+
+_FOLDER = "/tmp/.dockyard-sessions"
+# Of the shell itself: to set them again fails, or would (RANDOM) make the next command repeat this one.
+_OWN = (
+    "BASH|COMP_|DIRSTACK|EPOCH|E?UID=|FUNCNAME|GROUPS|HISTCMD|LINENO|PIPESTATUS|PPID|S?RANDOM|SECONDS|SHELL"
+)
+_SAVE = {
+    "bash": f"""\
+declare -p | while IFS= read -r __line; do
+[[ $__line =~ ^declare\\ -[A-Za-z-]+\\ ({_OWN}|__) ]] || printf '%s\\n' "$__line"; done
+declare -f; shopt -p; umask -p; printf 'cd -- %q\\n' "$PWD"; set +o""",
+    # Any other shell: what is exported, and the directory.
+    "sh": "export PWD; export -p; printf 'cd -- \"$PWD\"\\n'",
+}
+_SCRIPT = """\
+__script=$1 __state=$2
+shift 2
+[ ! -e "$__state" ] || . "$__state" >/dev/null 2>&1
+__save() {{
+__code=$?
+trap - EXIT
+{{ {save}; }} >"$__state.new" 2>/dev/null && command -p mv "$__state.new" "$__state"
+exit $__code
+}}
+trap __save EXIT
+eval "$__script"
+"""
+
+
+class Session:
+    """One, for one command at a time. Thread-safe: a second command waits for the first."""
+
+    def __init__(self, commands: Commands, cwd: str, env: Mapping[str, str]) -> None:
+        """For `Sessions.create`."""
+        self.id = new_id("ses")
+        self._commands = commands
+        self._first = (cwd, dict(env))
+        self._lock = Lock()
+        kind = "bash" if commands.shell.endswith("/bash") else "sh"
+        self._script = _SCRIPT.format(save=_SAVE[kind])
+
+    def run(
+        self,
+        cmd: str,
+        *,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        stdin: bytes | str = b"",
+        on_stdout: OnOutput | None = None,
+        on_stderr: OnOutput | None = None,
+    ) -> CommandResult:
+        """Runs a command line in the session's shell; see `Commands.run`.
+
+        What it leaves behind when it ends by itself, also by `exit`, is there for the next: its directory,
+        variables, functions and options. A command that is ended (timeout, kill) leaves what was there.
+        """
+        with self._lock:
+            return self.start(
+                cmd, timeout_s=timeout_s, output_bytes=output_bytes, stdin=stdin, on_stdout=on_stdout,
+                on_stderr=on_stderr,
+            ).wait()  # fmt: skip
+
+    def start(
+        self,
+        cmd: str,
+        *,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        stdin: bytes | str | None = b"",
+        on_stdout: OnOutput | None = None,
+        on_stderr: OnOutput | None = None,
+    ) -> RunningCommand:
+        """Like `run`, without waiting. A command that starts meanwhile does not see what this one leaves."""
+        cwd, env = self._first
+        argv = [self._commands.shell, "-c", self._script, "session", cmd, f"{_FOLDER}/{self.id}"]
+        return self._commands.start(
+            argv, timeout_s=timeout_s, cwd=cwd, env=env, output_bytes=output_bytes, stdin=stdin,
+            on_stdout=on_stdout, on_stderr=on_stderr,
+        )  # fmt: skip
+
+
+class Sessions:
+    """`sandbox.sessions`. Thread-safe."""
+
+    def __init__(self, commands: Commands, files: Files) -> None:
+        self._commands, self._files = commands, files
+
+    def create(self, *, cwd: str = "/workspace", env: Mapping[str, str] | None = None) -> Session:
+        """A session that begins in `cwd` with `env` added to the sandbox's environment; its first command
+        says when they are not usable. Raises SandboxGone."""
+        self._files.make_dir(_FOLDER)
+        return Session(self._commands, cwd, env or {})

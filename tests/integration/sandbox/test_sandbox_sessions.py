@@ -1,0 +1,95 @@
+"""Shell sessions: what one command leaves, the next finds; and nothing of it can be mangled."""
+
+import asyncio
+
+import pytest
+
+from sandbox import AsyncSandbox
+
+
+@pytest.fixture
+def session(box):
+    return box.sessions.create(env={"GREETING": "hello"})
+
+
+def said(result):
+    assert result.ok, (result.reason, result.exit_code, result.stderr)
+    return result.stdout
+
+
+def test_directory_variables_functions_and_options_stay(session):
+    assert said(session.run("echo $GREETING; pwd")) == "hello\n/workspace\n"
+    session.run("mkdir -p 'a b/c'; cd 'a b/c'; x='two  words'; export Y=$'1\\n2'; declare -A m=([k]=v)")
+    session.run('f() { echo "f of $1"; }; set -o pipefail; shopt -s nullglob; umask 027')
+    assert said(session.run('pwd; echo "$x"; echo "$Y"; echo ${m[k]}; f me')) == (
+        "/workspace/a b/c\ntwo  words\n1\n2\nv\nf of me\n"
+    )
+    assert said(session.run("python3 -c 'import os; print(repr(os.environ[\"Y\"]))'")) == "'1\\n2'\n"
+    assert said(session.run("set -o | grep pipefail; shopt nullglob; umask")).split() == [
+        "pipefail", "on", "nullglob", "on", "0027",
+    ]  # fmt: skip
+
+
+def test_an_exit_code_comes_back_and_the_state_with_it(session):
+    assert session.run("cd /tmp; v=1; exit 7").exit_code == 7
+    assert said(session.run("pwd; echo $v")) == "/tmp\n1\n"
+    assert session.run("set -e; w=2; false; echo never").exit_code == 1
+    assert session.run("false; echo not reached").stdout == ""  # as in a shell with -e
+    assert said(session.run("set +e; echo $w")) == "2\n"
+
+
+def test_an_unclosed_quote_is_its_own_commands_error(session):
+    session.run("kept=yes")
+    for broken in ("echo 'never closed", "cat <<EOF\nno end", "if true; then", "echo $(", "}"):
+        session.run(broken)
+        assert said(session.run("echo $kept")) == "yes\n", broken
+
+
+def test_what_is_ended_leaves_what_was_there(session):
+    session.run("n=1; cd /tmp")
+    assert session.run("n=2; cd /; sleep 60", timeout_s=0.3).reason == "timeout"
+    assert said(session.run("echo $n; pwd")) == "1\n/tmp\n"
+    assert said(session.run("n=3; exec echo gone")) == "gone\n"
+    assert said(session.run("echo $n")) == "1\n"
+    session.run("kill -9 $$")
+    assert said(session.run("echo $n")) == "1\n"
+
+
+def test_two_sessions_share_files_and_nothing_else(box):
+    first, second = box.sessions.create(), box.sessions.create(cwd="/tmp")
+    first.run("a=1; echo text > /workspace/f")
+    assert said(second.run('echo "<$a>"; pwd; cat /workspace/f')) == "<>\n/tmp\ntext\n"
+
+
+def test_random_numbers_are_not_repeated(session):
+    drawn = {said(session.run("echo $RANDOM $RANDOM $RANDOM")) for _ in range(4)}
+    assert len(drawn) == 4
+
+
+def test_input_and_heredocs_pass_through(session):
+    assert said(session.run('read -r line; echo "got $line"', stdin="a 'b\" $c\n")) == "got a 'b\" $c\n"
+    assert said(session.run("cat <<'EOF'\n$x `y` \\z\nEOF")) == "$x `y` \\z\n"
+
+
+def test_a_shell_that_is_no_bash_keeps_its_exports_and_directory(box, monkeypatch):
+    monkeypatch.setattr(box.commands, "shell", "/bin/sh")
+    session = box.sessions.create()
+    session.run('mkdir "it\'s"; cd "it\'s"; export A="a \'b"; export B=\'1\n2\'')
+    assert said(session.run('pwd; echo "$A"; echo "$B"')) == "/workspace/it's\na 'b\n1\n2\n"
+
+
+def test_sessions_of_asyncio(state_dir, toolkit):
+    async def scene():
+        async with await AsyncSandbox.create(state_dir=state_dir, toolkit=toolkit) as box:
+            session = await box.sessions.create()
+            both = await asyncio.gather(session.run("x=1"), session.run("echo $x"))
+            assert both[1].stdout == "1\n"
+            began = asyncio.Event()
+            slow = asyncio.create_task(session.run("echo; sleep 60", on_stdout=lambda _: began.set()))
+            await began.wait()
+            slow.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await slow
+            assert box.commands.list() == ()
+
+    asyncio.run(scene())

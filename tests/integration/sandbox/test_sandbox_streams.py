@@ -1,0 +1,123 @@
+"""Output as it comes, input while it runs, terminals, and commands found again."""
+
+import asyncio
+import threading
+
+import pytest
+
+from sandbox import AsyncSandbox, TerminalSize
+from sandbox.errors import InvalidArgument
+
+
+def test_output_is_handed_over_while_the_command_runs(box):
+    """The command waits for input that is sent when its first output has come."""
+    seen, came = [], threading.Event()
+
+    def take(text):
+        seen.append(text)
+        came.set()
+
+    command = box.commands.start('echo ready; read -r x; echo "got $x"', stdin=None, on_stdout=take)
+    assert came.wait(20)
+    command.send_stdin("it\n")
+    assert command.wait().stdout == "ready\ngot it\n" == "".join(seen)
+
+
+def test_pieces_never_split_a_character(box):
+    pieces = []
+    script = "import os, time\nfor b in 'aé漢🙂'.encode(): os.write(1, bytes([b])); time.sleep(0.002)"
+    result = box.commands.run(["python3", "-c", script], on_stdout=pieces.append)
+    assert "".join(pieces) == "aé漢🙂" == result.stdout
+
+
+def test_streams_are_told_apart_and_bad_bytes_are_replaced(box):
+    out, err = [], []
+    box.commands.run(r"printf 'a\xff'; printf 'b\xe6' >&2", on_stdout=out.append, on_stderr=err.append)
+    assert ("".join(out), "".join(err)) == ("a\ufffd", "b\ufffd")
+
+
+def test_what_a_watcher_raises_ends_the_command(box):
+    def refuse(text):
+        raise RuntimeError(f"no more of {text!r}")
+
+    with pytest.raises(RuntimeError, match="no more of 'x"):
+        box.commands.run("echo x; sleep 60", on_stdout=refuse)
+    assert box.commands.list() == ()
+
+
+def test_input_may_be_sent_in_pieces_and_then_ended(box):
+    command = box.commands.start(["sha256sum"], stdin=None)
+    for _ in range(40):
+        command.send_stdin(b"x" * 100_000)
+    command.close_stdin()
+    command.close_stdin()
+    whole = box.commands.run(["sha256sum"], stdin=b"x" * 4_000_000)
+    assert command.wait().stdout == whole.stdout
+    with pytest.raises(InvalidArgument, match="stdin of this command is closed"):
+        command.send_stdin("more")
+
+
+def test_a_command_can_be_found_again(box):
+    command = box.commands.start("read -r x; echo $x", stdin=None)
+    assert [each.id for each in box.commands.list()] == [command.id]
+    box.commands.connect(command.id).send_stdin("y\n")
+    assert command.wait().stdout == "y\n"
+    with pytest.raises(InvalidArgument, match=f"id={command.id}: no such command runs"):
+        box.commands.connect(command.id)
+
+
+def test_a_terminal_is_one_with_the_size_that_was_asked_for(box):
+    script = "tty; stty size; [ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo all; echo $TERM"
+    result = box.commands.start(script, terminal=TerminalSize(30, 100)).wait()
+    name, *rest = result.stdout.replace("\r\n", "\n").splitlines()
+    assert name.startswith("/dev/pts/")
+    assert rest == ["30 100", "all", "xterm-256color"]
+
+
+def test_a_terminal_takes_typing_signals_and_a_new_size(box):
+    printed, ready = [], threading.Event()
+
+    def take(text):
+        printed.append(text)
+        if "ready" in text:
+            ready.set()
+
+    traps = "trap 'stty size' WINCH; trap 'echo; echo interrupted; exit 3' INT"
+    script = f"{traps}; echo ready; while :; do sleep 0.02; done"
+    command = box.commands.start(script, stdin=None, terminal=TerminalSize(), on_stdout=take)
+    assert ready.wait(20)
+    command.resize(TerminalSize(11, 22))
+    while "11 22" not in "".join(printed):
+        pass
+    command.send_stdin("\x03")
+    result = command.wait()
+    assert (result.reason, result.exit_code) == ("exit", 3)
+    assert "interrupted" in result.stdout
+
+
+def test_terminals_are_given_back(box):
+    """More than there are at a time."""
+    for _ in range(80):
+        assert box.commands.start(["true"], terminal=TerminalSize()).wait().ok
+
+
+def test_a_bad_size_is_refused(box):
+    with pytest.raises(InvalidArgument, match="terminal="):
+        box.commands.start("true", terminal=TerminalSize(70_000, 1))
+
+
+def test_watchers_of_asyncio_run_in_its_loop(state_dir, toolkit):
+    async def scene():
+        seen = []
+        async with await AsyncSandbox.create(state_dir=state_dir, toolkit=toolkit) as box:
+            result = await box.commands.run(
+                "seq 1000", on_stdout=lambda text: seen.append((text, threading.current_thread()))
+            )
+            assert "".join(text for text, _ in seen) == result.stdout
+            assert {thread for _, thread in seen} == {threading.main_thread()}
+            command = await box.commands.start("cat", stdin=None)
+            command.send_stdin("a")
+            command.close_stdin()
+            assert (await command.wait()).stdout == "a"
+
+    asyncio.run(scene())
