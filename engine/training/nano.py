@@ -1,6 +1,6 @@
 """Train nano from nothing, or go on where a training stopped.
 
-`python -m engine.training.nano --work DIR [--minutes 110] [--tokens 7000000] [--ranks 2]`. Everything is in
+`python -m engine.training.nano --work DIR [--minutes 110] [--tokens 6000000] [--ranks 2]`. Everything is in
 the folder: text, vocabulary, tokens, `training.safetensors` (the checkpoint, every ten minutes and at the
 end) and `log.jsonl`. Ctrl-C, SIGTERM or the end of the minutes leave a checkpoint that the same command goes
 on from; the weights come out the same as without the stop. When all tokens are seen, the drafts are trained
@@ -209,7 +209,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, help="the training's folder")
     parser.add_argument("--minutes", type=float, default=110.0, help="stop after so many, with a checkpoint")
     parser.add_argument(
-        "--tokens", type=int, default=7_000_000, help="in all; the same in every continuation"
+        "--tokens", type=int, default=6_000_000, help="in all; the same in every continuation"
     )
     parser.add_argument("--batch-tokens", type=int, default=4_096, help="of one process and step")
     parser.add_argument("--ranks", type=int, default=2, help="processes of one thread each")
