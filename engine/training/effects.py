@@ -1,154 +1,186 @@
 """What each mechanism and each rounding is worth to a trained nano, on held-out text.
 
-`python -m engine.training.effects --work DIR [--windows N] [--json]`. The loss of the same windows with one
-thing changed, pair by pair, with standard errors over windows; and, since they tell smaller changes, the
-divergence from the unchanged model's distribution and how often the likeliest token stays. It reads the
-training's float32 weights, of which each rounding can be told apart.
+`python -m engine.training.effects --work DIR [--before-last-part] [--windows N|all] [--variants NAME …]
+[--processes 2] [--save] [--json]`. The loss of the same windows with one thing changed, pair by pair, with
+standard errors over windows; and, since they tell smaller changes, the divergence from the unchanged
+model's distribution and how often the likeliest token stays. It reads the training's float32 weights, of
+which each rounding can be told apart: those of `training.safetensors`, or those from before the last part,
+which have not learnt to bear rounding. `--save` keeps the table in the folder for the model card.
 """
 
 import argparse
-import json
-import math
+import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
 
-import numpy as np
+import msgspec
 import torch
 from torch import Tensor
 
-from engine.training.judging import Window, windows_of
-from engine.training.network import Mode
+from engine.training.judging import (
+    AT_ONCE,
+    Measured,
+    Window,
+    alike,
+    evenly,
+    in_groups,
+    padded,
+    ratio,
+    windows_of,
+)
+from engine.training.nano import BEFORE_LAST_PART
+from engine.training.network import Mode, Recall
+from engine.training.paired import Difference, Effect, compared, effect
 from engine.training.parameters import Parameters, initial_parameters
 from engine.training.ranks import Ranks
+from engine.training.spread import spread
 from engine.training.sublayers import Rounding
-from engine.training.trainer import Plan, Task, Trainer
-from engine.training.workplace import open_workplace
+from engine.training.trainer import Plan, Progress, Task, Trainer
+from engine.training.variants import Variant, variants
+from engine.training.workplace import Workplace, open_workplace
 
-Change = Callable[[Parameters], Parameters]
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One thing that is otherwise. `late`: only rows behind a prompt's end count, which replay changes."""
-
-    name: str
-    mode: Mode
-    change: Change = dict
-    late: bool = False
+PLAN = Plan(tokens=1, batch_tokens=1)  # of which the length of a window is used alone
+NAMES = tuple(variant.name for variant in variants(Rounding()))
+TABLE = {False: "effects.json", True: "effects_before_last_part.json"}  # by before_last_part
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
-    """Against the unchanged model, with standard errors over windows. nats are by token."""
+class Table:
+    """Effects on one checkpoint, which had seen so many tokens in so many steps."""
 
-    name: str
-    nats: float
-    nats_error: float
-    divergence: float
-    divergence_error: float
-    agreement: float  # share of rows whose likeliest token stays
+    seen: int
+    steps: int
+    effects: tuple[Effect, ...]
 
 
-def variants(rounding: Rounding) -> tuple[Variant, ...]:
-    """The table of the model card."""
-    plain = Mode(sparse=True)
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Which weights of a training's folder."""
 
-    def rounded(**parts: object) -> Mode:
-        return replace(plain, rounding=replace(Rounding(), **parts))
+    folder: Path
+    before_last_part: bool
 
+    @property
+    def place(self) -> Path:
+        return self.folder / BEFORE_LAST_PART if self.before_last_part else self.folder
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A checkpoint in memory."""
+
+    place: Workplace
+    task: Task
+    parameters: Parameters
+    progress: Progress
+
+
+def measure_checkpoint(
+    checkpoint: Checkpoint, names: Sequence[str], count: int | None, processes: int
+) -> Table | None:
+    """`count` windows, or all. None where there is no such checkpoint. Blocks for minutes."""
+    opened = _opened(checkpoint)
+    if opened is None:
+        return None
+    place = opened.place
+    windows = evenly(windows_of(place.tokenizer, place.held_out, PLAN.long_length), count)
+    groups = in_groups(alike(windows), AT_ONCE)
+    jobs = [partial(_measured, checkpoint, names, tuple(group)) for group in groups]
+    progress = opened.progress
+    return Table(progress.seen, progress.steps, in_all(spread(jobs, processes, _say)))
+
+
+def in_all(parts: Iterable[Mapping[str, Sequence[Difference]]]) -> tuple[Effect, ...]:
+    """Of the windows of all parts."""
+    found: dict[str, list[Difference]] = {}
+    for part in parts:
+        for name, differences in part.items():
+            found.setdefault(name, []).extend(differences)
+    return tuple(effect(name, differences) for name, differences in found.items())
+
+
+@torch.no_grad()
+def measure(
+    task: Task, parameters: Parameters, windows: Sequence[Window], chosen: Sequence[Variant]
+) -> dict[str, list[Difference]]:
+    """Every variant over windows that share a pass: as many passes as there are variants, and one."""
+    base_BTC = _hidden(task, parameters, windows, Variant("", Mode(sparse=True)))
+    found: dict[str, list[Difference]] = {}
+    for variant in chosen:
+        changed = variant.change(parameters)
+        other_BTC = _hidden(task, changed, windows, variant)
+        for row, window in enumerate(windows):
+            rows = slice(_prompt(window) if variant.late else 0, len(window.ids) - 1)
+            base_TV = base_BTC[row, rows] @ parameters["head.weight"].T
+            other_TV = other_BTC[row, rows] @ changed["head.weight"].T
+            found.setdefault(variant.name, []).append(compared(base_TV, other_TV, window, rows))
+    return found
+
+
+@torch.no_grad()
+def recalls(task: Task, parameters: Parameters, window: Window) -> list[Recall]:
+    """Of each index source, of a window that no row is padded to."""
+    ids = padded([window], task.network.config.sliding_window)
+    _, found = task.network.forward(parameters, task.batches(ids), Mode(learn_index=True))
+    return found.recalls
+
+
+def recall_of(found: Sequence[Recall]) -> Measured:
+    """The share of what the best choice would get."""
+    return ratio([each.got for each in found], [each.best for each in found])
+
+
+def _hidden(task: Task, parameters: Parameters, windows: Sequence[Window], variant: Variant) -> Tensor:
+    batch = task.batches(padded(windows, task.network.config.sliding_window))
+    if variant.late:
+        batch = replace(batch, span_ends=torch.tensor([_prompt(window) for window in windows]))
+    return task.network.forward(parameters, batch, variant.mode)[0]
+
+
+def _prompt(window: Window) -> int:
+    """Tokens of it that a replay takes for the prompt."""
+    return len(window.ids) // 2
+
+
+def _measured(
+    checkpoint: Checkpoint, names: Sequence[str], windows: tuple[Window, ...]
+) -> dict[str, list[Difference]]:
+    opened = _opened(checkpoint)
+    assert opened is not None, "found before, and gone"
+    chosen = [variant for variant in variants(opened.task.rounding) if variant.name in names]
+    return measure(opened.task, opened.parameters, windows, chosen)
+
+
+@functools.cache
+def _opened(checkpoint: Checkpoint) -> Opened | None:
+    place = open_workplace(checkpoint.folder)
+    task = place.task(PLAN)
+    trainer = Trainer(task, initial_parameters(task.network.config, 0), PLAN, Ranks())
+    if not trainer.resume(checkpoint.place):
+        return None
+    parameters = {name: tensor.detach() for name, tensor in trainer.parameters.items()}
+    return Opened(place, task, parameters, trainer.progress)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def count_of(text: str) -> int | None:
+    """A number of windows, or `all`."""
+    return None if text == "all" else int(text)
+
+
+def line(e: Effect) -> str:
+    """For people."""
     return (
-        Variant("main KV in FP4", rounded(main=rounding.main)),
-        Variant("window KV in FP8", rounded(window=rounding.window)),
-        Variant("index in MXFP4", rounded(index=rounding.index)),
-        Variant("experts in MXFP4", rounded(experts=rounding.experts)),
-        Variant("all released formats", replace(plain, rounding=rounding)),
-        Variant("all groups instead of the indexer's choice", Mode()),
-        Variant("compressed entries zeroed", plain, _zeroed(".compressor.norm.weight")),
-        Variant("random choice of groups", plain, _random_indexers),
-        Variant("Engram off", plain, _zeroed(".engram.wkv.weight")),
-        Variant("decoder windows replayed", plain, late=True),
+        f"{e.name:44} {e.nats.value:+.4f} ± {e.nats.error:.4f} nat, divergence {e.divergence.value:.5f} "
+        f"± {e.divergence.error:.5f}, same token {e.agreement:.4f}"
     )
-
-
-def measure(task: Task, parameters: Parameters, windows: Sequence[Window]) -> list[Effect]:
-    """Every variant over every window: as many passes as there are variants, and one."""
-    found: dict[str, list[tuple[float, float, float]]] = {}
-    with torch.no_grad():
-        for window in windows:
-            base = _logits(task, parameters, window, Mode(sparse=True), None)
-            for variant in variants(task.rounding):
-                end = len(window.ids) // 2 if variant.late else None
-                other = _logits(task, variant.change(parameters), window, variant.mode, end)
-                rows = slice(0 if end is None else end, len(window.ids) - 1)
-                found.setdefault(variant.name, []).append(_compared(base[rows], other[rows], window, rows))
-    return [_effect(name, each) for name, each in found.items()]
-
-
-def recall(task: Task, parameters: Parameters, windows: Sequence[Window]) -> float:
-    """Share of the attention over groups that the indexer's choice would get, of all index sources."""
-    shares: list[float] = []
-    with torch.no_grad():
-        for window in windows:
-            _, found = task.network.forward(
-                parameters, task.batches(_padded(task, window)), Mode(learn_index=True)
-            )
-            shares += [float(share) for share in found.recalls]
-    return mean(shares)
-
-
-def _logits(task: Task, parameters: Parameters, window: Window, mode: Mode, end: int | None) -> Tensor:
-    batch = task.batches(_padded(task, window))
-    if end is not None:
-        batch = replace(batch, span_ends=torch.tensor([end]))
-    hidden, _ = task.network.forward(parameters, batch, mode)
-    return hidden[0, : len(window.ids)] @ parameters["head.weight"].T
-
-
-def _padded(task: Task, window: Window) -> np.ndarray[tuple[int, int], np.dtype[np.uint16]]:
-    step = task.network.config.sliding_window
-    padded = np.zeros((1, -(-len(window.ids) // step) * step), np.uint16)
-    padded[0, : len(window.ids)] = window.ids
-    return padded
-
-
-def _compared(base: Tensor, other: Tensor, window: Window, rows: slice) -> tuple[float, float, float]:
-    """Mean nats more, mean divergence, agreement."""
-    wanted = torch.tensor(window.ids[rows.start + 1 : rows.stop + 1]).unsqueeze(1)
-    before, after = torch.log_softmax(base, -1), torch.log_softmax(other, -1)
-    nats = (before.gather(1, wanted) - after.gather(1, wanted)).mean()
-    divergence = (before.exp() * (before - after)).sum(-1).mean()
-    agreement = (base.argmax(-1) == other.argmax(-1)).float().mean()
-    return float(nats), float(divergence), float(agreement)
-
-
-def _effect(name: str, each: Sequence[tuple[float, float, float]]) -> Effect:
-    nats, divergence, agreement = zip(*each, strict=True)
-    return Effect(name, mean(nats), _error(nats), mean(divergence), _error(divergence), mean(agreement))
-
-
-def _error(values: Sequence[float]) -> float:
-    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-
-
-def _zeroed(ending: str) -> Change:
-    def change(parameters: Parameters) -> Parameters:
-        return {
-            name: torch.zeros_like(tensor) if name.endswith(ending) else tensor
-            for name, tensor in parameters.items()
-        }
-
-    return change
-
-
-def _random_indexers(parameters: Parameters) -> Parameters:
-    noise = torch.Generator().manual_seed(0)
-    return {
-        name: torch.randn(tensor.shape, generator=noise) if ".indexer.w" in name else tensor
-        for name, tensor in parameters.items()
-    }
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -157,34 +189,27 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--work", type=Path, required=True, help="the training's folder")
-    parser.add_argument("--windows", type=int, default=64, help="of 1,024 held-out tokens, evenly spread")
+    parser.add_argument("--before-last-part", action="store_true", help=f"the weights of {BEFORE_LAST_PART}/")
+    parser.add_argument(
+        "--windows", type=count_of, default=64, help="of 1,024 held-out tokens, evenly spread, or all"
+    )
+    parser.add_argument("--variants", nargs="+", choices=NAMES, default=NAMES, help="these alone")
+    parser.add_argument("--processes", type=int, default=2, help="of one thread each")
+    parser.add_argument("--save", action="store_true", help="keep the table in the folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     options = parser.parse_args(arguments)
-    place = open_workplace(options.work)
-    plan = Plan(tokens=1, batch_tokens=1)
-    task = place.task(plan)
-    trainer = Trainer(task, initial_parameters(task.network.config, 0), plan, Ranks())
-    if not trainer.resume(place.folder):
-        print(f"{place.folder}: no checkpoint; train first: python -m engine.training.nano", file=sys.stderr)
+    checkpoint = Checkpoint(options.work, options.before_last_part)
+    table = measure_checkpoint(checkpoint, options.variants, options.windows, options.processes)
+    if table is None:
+        _say(f"{checkpoint.place}: no checkpoint; train first: python -m engine.training.nano")
         return 2
-    windows = windows_of(place.tokenizer, place.held_out, plan.long_length)
-    windows = windows[:: max(len(windows) // options.windows, 1)][: options.windows]
-    effects = measure(task, trainer.parameters, windows)
-    said = {"seen": trainer.progress.seen, "recall": recall(task, trainer.parameters, windows)}
-    _print(effects, said, as_json=options.json)
+    if options.save:
+        (options.work / TABLE[options.before_last_part]).write_bytes(msgspec.json.encode(table) + b"\n")
+    if options.json:
+        print(msgspec.json.encode(table).decode())
+    else:
+        print(f"after {table.seen:,} tokens", *map(line, table.effects), sep="\n")
     return 0
-
-
-def _print(effects: Sequence[Effect], said: Mapping[str, float], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({**said, "effects": [asdict(effect) for effect in effects]}))
-        return
-    print(" ".join(f"{name} {value:,.3f}" for name, value in said.items()))
-    for e in effects:
-        print(
-            f"{e.name:44} {e.nats:+.4f} ± {e.nats_error:.4f} nat, divergence {e.divergence:.5f} "
-            f"± {e.divergence_error:.5f}, same token {e.agreement:.3f}"
-        )
 
 
 if __name__ == "__main__":

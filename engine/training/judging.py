@@ -1,13 +1,14 @@
 """nano's loss on held-out text: nats a window, so that two ways of running it can be compared in pairs.
 
 A file is cut into windows of `length` tokens; each is judged from its second token on, and bits per byte
-count the bytes of what is judged.
+count the bytes of what is judged. Standard errors are over windows, of ratios of sums.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,15 +17,39 @@ from tokenizers import Tokenizer
 from engine.training.batches import BatchMaker
 from engine.training.losses import cross_entropy
 from engine.training.network import Mode, Network
+from engine.training.packing import Ids
 from engine.training.parameters import Parameters
+
+T = TypeVar("T")
+AT_ONCE = 8  # windows of one pass
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A value and its standard error, which is infinite where there was one window."""
+
+    value: float
+    error: float
+
+    @property
+    def errors_from_zero(self) -> float:
+        """How many standard errors the value is away from nothing."""
+        if self.value == 0.0:
+            return 0.0
+        return abs(self.value) / self.error if self.error > 0.0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens of one held-out file that stand together, and the bytes of all but the first."""
+    """Tokens of one held-out file that stand together, and the bytes of each."""
 
     ids: tuple[int, ...]
-    num_bytes: int
+    sizes: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all but the first token, which nothing predicts."""
+        return sum(self.sizes[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +60,22 @@ class Judgement:
     num_bytes: tuple[int, ...]
 
     @property
-    def bits_per_byte(self) -> float:
-        return sum(self.nats) / sum(self.num_bytes) / math.log(2)
+    def measured(self) -> Measured:
+        """Bits per byte."""
+        return ratio([nats / math.log(2) for nats in self.nats], self.num_bytes)
 
     @property
-    def standard_error(self) -> float:
-        """Of the bits per byte, over windows."""
-        if len(self.nats) < 2:
-            return math.inf
-        overall = self.bits_per_byte * math.log(2)
-        residuals = [nats - overall * size for nats, size in zip(self.nats, self.num_bytes, strict=True)]
-        return stdev(residuals) / mean(self.num_bytes) / math.sqrt(len(self.nats)) / math.log(2)
+    def bits_per_byte(self) -> float:
+        return self.measured.value
+
+
+def ratio(parts: Sequence[float], sizes: Sequence[float]) -> Measured:
+    """sum of parts / sum of sizes, of windows that may differ in size."""
+    value = sum(parts) / sum(sizes)
+    if len(parts) < 2:
+        return Measured(value, math.inf)
+    residuals = [part - value * size for part, size in zip(parts, sizes, strict=True)]
+    return Measured(value, stdev(residuals) / mean(sizes) / math.sqrt(len(parts)))
 
 
 def windows_of(
@@ -53,44 +83,60 @@ def windows_of(
 ) -> list[Window]:
     """All windows of at least `least` tokens, file by file."""
     return [
-        Window(tuple(ids), sum(len(piece) for piece in _pieces(tokenizer, ids[1:])))
+        Window(tuple(ids), tuple(len(piece) for piece in _pieces(tokenizer, ids)))
         for file in files
         for start in range(0, len(file), length)
         if len(ids := file[start : start + length]) >= least
     ]
 
 
+def evenly(items: Sequence[T], count: int | None) -> list[T]:
+    """`count` of them, spread over all; None takes all."""
+    if count is None or count >= len(items):
+        return list(items)
+    return [items[number * len(items) // count] for number in range(count)]
+
+
 def judge(
     network: Network, p: Parameters, batches: BatchMaker, windows: Sequence[Window], mode: Mode
 ) -> Judgement:
-    """Windows of equal length go together, 8 at a time; shorter ones are padded behind. Takes long."""
+    """8 windows at a time; shorter ones are padded behind. Takes long."""
     nats: list[float] = []
     with torch.no_grad():
-        for group in _in_groups(windows, 8):
+        for group in in_groups(windows, AT_ONCE):
             nats += _nats(network, p, batches, group, mode)
     return Judgement(tuple(nats), tuple(window.num_bytes for window in windows))
+
+
+def padded(windows: Sequence[Window], step: int) -> Ids:
+    """[B, T] with zeros behind the shorter ones; T is a multiple of `step`."""
+    longest = max(len(window.ids) for window in windows)
+    ids = np.zeros((len(windows), -(-longest // step) * step), np.uint16)
+    for row, window in enumerate(windows):
+        ids[row, : len(window.ids)] = window.ids
+    return ids
+
+
+def in_groups(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Runs of up to `size`."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def alike(windows: Iterable[Window]) -> list[Window]:
+    """By length, so that little is padded where neighbours share a pass."""
+    return sorted(windows, key=lambda window: len(window.ids))
 
 
 def _nats(
     network: Network, p: Parameters, batches: BatchMaker, group: Sequence[Window], mode: Mode
 ) -> list[float]:
-    step = network.config.sliding_window
-    longest = max(len(window.ids) for window in group)
-    width = -(-longest // step) * step
-    padded = np.zeros((len(group), width), np.uint16)
-    for row, window in enumerate(group):
-        padded[row, : len(window.ids)] = window.ids
-    hidden, _ = network.forward(p, batches(padded), mode)
+    hidden, _ = network.forward(p, batches(padded(group, network.config.sliding_window)), mode)
     return [
         float(cross_entropy(hidden[row, : len(w.ids) - 1], p["head.weight"], torch.tensor(w.ids[1:])))
         * (len(w.ids) - 1)
         for row, w in enumerate(group)
     ]
-
-
-def _in_groups(windows: Sequence[Window], size: int) -> Iterator[Sequence[Window]]:
-    for start in range(0, len(windows), size):
-        yield windows[start : start + size]
 
 
 def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:

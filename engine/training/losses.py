@@ -20,7 +20,6 @@ class Loss:
     total: Tensor
     nats: float
     index: float
-    recall: float
     loads: dict[str, Tensor]
 
 
@@ -32,8 +31,7 @@ def loss_of(network: Network, p: Parameters, batch: Batch, targets_BT: Tensor, m
     index = torch.stack(found.index_losses).mean() if found.index_losses else torch.zeros(())
     balance = torch.stack(found.balance.losses).mean()
     total = nats + INDEX_WEIGHT * index + BALANCE_WEIGHT * balance
-    recall = torch.stack(found.recalls).mean() if found.recalls else torch.tensor(torch.nan)
-    return Loss(total, float(nats.detach()), float(index.detach()), float(recall), found.balance.loads)
+    return Loss(total, float(nats.detach()), float(index.detach()), found.balance.loads)
 
 
 def rows_with_output(batch: Batch, targets_BT: Tensor, window: int) -> Tensor:

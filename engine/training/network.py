@@ -49,12 +49,24 @@ class Mode:
     learn_index: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Of an index source: the attention that its choice gets, and that the best choice of as many would.
+
+    Summed over the rows that see more groups than they may choose.
+    """
+
+    layer: int
+    got: float
+    best: float
+
+
 @dataclass(slots=True)
 class Findings:
     """What a pass leaves beside its logits."""
 
     index_losses: list[Tensor] = field(default_factory=list[Tensor])  # one an index source
-    recalls: list[Tensor] = field(default_factory=list[Tensor])  # attention that the chosen groups got
+    recalls: list[Recall] = field(default_factory=list[Recall])  # of a pass without gradients
     balance: Balance = field(default_factory=Balance)
     streams: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # entering a draft's target layers
 
@@ -141,7 +153,7 @@ class _Pass:
             far = Far(self.groups, seen if chosen is None else chosen)
         out, shares = attend(rotation.apply(q), near, far, self.p[f"{at}attn_sink"])
         if self.mode.learn_index and scores is not None and shares is not None and far is not None:
-            self._learn_index(scores, shares, far.mask)
+            self._learn_index(layer, scores, shares, far.mask)
         return self.of.grouped_output(at, rotation.apply(out, inverse=True).flatten(0, 1).flatten(1))
 
     def _lower(self, layer: int) -> Tensor | None:
@@ -178,7 +190,7 @@ class _Pass:
         self.chosen = choose_groups(scores, allowed, c.index_topk)
         return scores
 
-    def _learn_index(self, scores: Tensor, shares: Tensor, mask: Tensor) -> None:
+    def _learn_index(self, layer: int, scores: Tensor, shares: Tensor, mask: Tensor) -> None:
         """KL from the attention over the groups to the scores' softmax (section 13)."""
         total = shares.sum(-1, keepdim=True)
         target = shares / total.clamp_min(1e-9)
@@ -186,5 +198,9 @@ class _Pass:
         expected = torch.log_softmax(scores.masked_fill(~mask, -1e9), -1)
         divergence = (target * (target.clamp_min(1e-9).log() - expected)).sum(-1)
         self.found.index_losses.append(divergence[rows].mean())
-        if self.chosen is not None:
-            self.found.recalls.append((target * self.chosen).sum(-1)[rows].mean().detach())
+        if self.chosen is not None and not torch.is_grad_enabled():
+            count = self.config.index_topk
+            chose = (mask.sum(-1) > count).expand_as(rows) & rows
+            best = target[chose].topk(min(count, target.shape[-1]), -1).values
+            got = (target * self.chosen)[chose]
+            self.found.recalls.append(Recall(layer, float(got.sum()), float(best.sum())))

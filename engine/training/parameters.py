@@ -5,7 +5,7 @@ layer's experts are one batch for the optimiser.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -50,6 +50,19 @@ def released_tensors(parameters: Parameters) -> Iterator[tuple[str, Tensor]]:
             continue
         for expert, each in enumerate(tensor):
             yield f"{head}.ffn.experts.{expert}.{matrix}.weight", each
+
+
+def stacked(released: Mapping[str, Tensor]) -> Parameters:
+    """The way back: a checkpoint's tensors, each layer's experts in one."""
+    made: Parameters = {}
+    stacks: dict[str, list[Tensor]] = {}
+    for name, tensor in released.items():
+        head, found, rest = name.partition(".ffn.experts.")
+        if found:
+            stacks.setdefault(f"{head}.ffn.experts.{rest.split('.')[1]}", []).append(tensor)
+        else:
+            made[name] = tensor
+    return made | {name: torch.stack(tensors) for name, tensors in stacks.items()}
 
 
 def draft_block(config: DeepseekConfig, matrix: Draw) -> Named:

@@ -9,7 +9,7 @@ import torch
 
 from engine.training.optimiser import Optimiser
 from engine.training.parameters import Parameters
-from engine.training.tensor_file import read_tensors, write_tensors
+from engine.training.tensor_file import read_tensors, read_words, write_tensors
 
 _PROGRESS, _UPDATES = "progress", "num_updates"
 
@@ -20,6 +20,15 @@ def save(file: Path, parameters: Parameters, optimiser: Optimiser, progress: Map
     tensors |= {f"s:{name}": tensor for name, tensor in optimiser.state.items()}
     file.parent.mkdir(parents=True, exist_ok=True)
     write_tensors(file, tensors, {_PROGRESS: json.dumps({**progress, _UPDATES: optimiser.num_steps})})
+
+
+def progress_of(file: Path) -> dict[str, Any] | None:
+    """What `load` would return, from the file's header alone."""
+    if not file.exists():
+        return None
+    progress: dict[str, Any] = json.loads(read_words(file)[_PROGRESS])
+    progress.pop(_UPDATES)
+    return progress
 
 
 @torch.no_grad()

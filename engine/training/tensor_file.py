@@ -18,7 +18,11 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], words: Mapping[str,
 
 def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """All of it, in memory."""
+    return load_file(file), read_words(file)
+
+
+def read_words(file: Path) -> dict[str, str]:
+    """The words alone."""
     opened: Any = safetensors.safe_open(file, "pt")
     with opened:
-        words: dict[str, str] = opened.metadata() or {}
-    return load_file(file), words
+        return opened.metadata() or {}

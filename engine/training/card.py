@@ -1,0 +1,148 @@
+"""Ship a trained nano: its folder of weights, and a card that says what they are worth.
+
+`python -m engine.training.card --work DIR [--out FOLDER] [--before-windows all] [--windows 64] [--quick]
+[--processes 2]`. Measures what the training's folder has not on record yet: what FP4 costs the weights from
+before the last part (`effects_before_last_part.json`), the effects on the trained float32 weights
+(`effects.json`), and the released weights themselves (`quality.json`). Then FOLDER, by default the one that
+the package ships, becomes `released/` with card.json and README.md. On two quiet cores that takes some 25
+minutes; `--quick` looks at fewer windows. Delete a file to have its part measured anew.
+"""
+
+import argparse
+import hashlib
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from engine.model_path import NANO
+from engine.training.card_text import card_text
+from engine.training.corpus import Corpus, standard_library
+from engine.training.draft_trainer import DraftPlan
+from engine.training.effects import NAMES, TABLE, Checkpoint, Table, count_of, measure_checkpoint
+from engine.training.gate import gate
+from engine.training.loss_curve import loss_curve
+from engine.training.model_card import Card, TextFacts, check_bits_per_byte, fp4_of, write_card
+from engine.training.quality import FULL, QUICK, Quality, Size, measure_quality
+from engine.training.saved import progress_of
+from engine.training.trainer import CHECKPOINT
+from engine.training.variants import MAIN_IN_FP4
+
+QUALITY, RELEASED = "quality.json", "released"
+LARGEST_BYTES = 24 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much text each part looks at; windows of 1,024 tokens, None for all."""
+
+    before: int | None
+    trained: int | None
+    released: Size
+
+
+@dataclass(frozen=True, slots=True)
+class KnownQuality:
+    """A measurement, and what it is of."""
+
+    weights: str
+    size: Size
+    quality: Quality
+
+
+def make_card(work: Path, corpus: Corpus, extent: Extent, processes: int) -> Card:
+    """Measures what is not on record. Blocks for minutes. Raises BrokenModelFile."""
+    quality = _quality(work, corpus, extent.released, processes)
+    trained = _table(Checkpoint(work, before_last_part=False), NAMES, extent.trained, processes)
+    assert trained is not None, "what is released has been trained"
+    before = _table(Checkpoint(work, before_last_part=True), (MAIN_IN_FP4,), extent.before, processes)
+    return Card(
+        draft_steps=DraftPlan().steps,
+        text=msgspec.json.decode((work / "corpus.json").read_bytes(), type=TextFacts),
+        loss=loss_curve(work / "log.jsonl"),
+        quality=quality,
+        trained=trained,
+        before=before,
+        gate=gate(quality, fp4_of(before)),
+        check_bits_per_byte=check_bits_per_byte(work / RELEASED),
+    )
+
+
+def ship(released: Path, card: Card, out: Path) -> int:
+    """`out` is replaced as a whole. Returns its bytes."""
+    new = out.with_name(f".{out.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    shutil.copytree(released, new)
+    write_card(new, card)
+    (new / "README.md").write_text(card_text(card))
+    for file in new.iterdir():
+        file.chmod(0o644)
+    shutil.rmtree(out, ignore_errors=True)
+    new.rename(out)
+    return sum(file.stat().st_size for file in out.iterdir())
+
+
+def _quality(work: Path, corpus: Corpus, size: Size, processes: int) -> Quality:
+    file, released = work / QUALITY, work / RELEASED
+    weights = hashlib.blake2b((released / "model.safetensors").read_bytes(), digest_size=12).hexdigest()
+    if file.exists():
+        known = msgspec.json.decode(file.read_bytes(), type=KnownQuality)
+        if (known.weights, known.size) == (weights, size):
+            return known.quality
+    _say("the released weights")
+    quality = measure_quality(released, corpus, size, processes, _say)
+    file.write_bytes(msgspec.json.encode(KnownQuality(weights, size, quality)) + b"\n")
+    return quality
+
+
+def _table(checkpoint: Checkpoint, names: Sequence[str], count: int | None, processes: int) -> Table | None:
+    file = checkpoint.folder / TABLE[checkpoint.before_last_part]
+    progress = progress_of(checkpoint.place / CHECKPOINT)
+    if file.exists() and progress is not None:
+        known = msgspec.json.decode(file.read_bytes(), type=Table)
+        if known.seen == progress["seen"]:
+            return known
+    _say(f"the weights of {checkpoint.place}")
+    table = measure_checkpoint(checkpoint, names, count, processes)
+    if table is not None:
+        file.write_bytes(msgspec.json.encode(table) + b"\n")
+    return table
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m engine.training.card", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--work", type=Path, required=True, help="the training's folder")
+    parser.add_argument("--out", type=Path, default=NANO, help="the folder to make; it is replaced")
+    parser.add_argument("--before-windows", type=count_of, default=None, help="a number, or all")
+    parser.add_argument("--windows", type=count_of, default=64, help="for the trained float32 weights")
+    parser.add_argument("--quick", action="store_true", help="the released weights on fewer windows")
+    parser.add_argument("--processes", type=int, default=2, help="of one thread each")
+    options = parser.parse_args(arguments)
+    if not (options.work / RELEASED).is_dir():
+        _say(f"{options.work}: no {RELEASED}/; train to the end first: python -m engine.training.nano")
+        return 2
+    torch.set_num_threads(1)
+    extent = Extent(options.before_windows, options.windows, QUICK if options.quick else FULL)
+    card = make_card(options.work, standard_library(), extent, options.processes)
+    num_bytes = ship(options.work / RELEASED, card, options.out)
+    print(f"{options.out}: {num_bytes:,} bytes; gate {'met' if all(g.met for g in card.gate) else 'missed'}")
+    if num_bytes > LARGEST_BYTES:
+        _say(f"{options.out} is larger than {LARGEST_BYTES:,} bytes")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
