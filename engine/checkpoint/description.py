@@ -24,7 +24,7 @@ from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.roles import layer_roles
 from engine.model_path import BUILT_IN, model_path
 
-CONFIGS = ("deepseek-v4.1-flash", "deepseek-v4-flash", "nano")
+CONFIGS = ("deepseek-v4.1-flash", "deepseek-v4-flash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ def describe(name_or_path: str) -> ModelInfo:
     """
     if name_or_path in CONFIGS:
         return _describe_family(read_family(_built_in_config(name_or_path)), num_files=0)
-    path = Path(name_or_path)
+    path = model_path(name_or_path) if name_or_path in BUILT_IN else Path(name_or_path)
     if (path / CONFIG).is_file():
         family = read_family(read_config(path))
         return _describe_family(family, _count_checked_files(path, family))
-    if name_or_path in BUILT_IN or path.is_file():
-        return _describe_llama(model_path(name_or_path))
+    if path.is_file():
+        return _describe_llama(path)
     raise UnknownModel(
         f"model {name_or_path!r} is neither a folder with a {CONFIG} nor a GGUF file nor one of: "
         f"{', '.join(sorted((*CONFIGS, *BUILT_IN)))}"

@@ -78,7 +78,7 @@ def test_a_name_without_a_config_says_so(
 ) -> None:
     monkeypatch.setattr("engine.checkpoint.description.CONFIGS", ("deepseek-v4-flash", "later"))
     assert run(["model", "info", "later"]) == 2
-    assert "'later': this installation has no config of it (known: deepseek-v4-flash, smollm2)" in said(
+    assert "'later': this installation has no config of it (known: deepseek-v4-flash, nano, smollm2)" in said(
         capsys
     )
 
