@@ -6,7 +6,8 @@ alone, behind the keys that its first layer makes of all; without, every row run
 prompt needs is in the time: keys, selections, Engram, the replayed rows. The value is the ratio of the two
 times at 8,192 tokens, the median of the pairs' ratios; other lengths are beside it. Beside the times stand
 the multiply-adds of both, worked out from the config. The model is random, with about 50 million parameters
-that a token uses and as many layers in its decoder as in its encoder; `--model` adds folders to it.
+that a token uses and as many layers in its decoder as in its encoder; the full form has nano beside it, and
+`--model` adds folders.
 
 That both runs leave the same global entries is checked in every pair: the target is not met without.
 """
@@ -17,7 +18,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -91,14 +91,15 @@ class Verdict(common.Comparison):
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, and return 1 where the target was missed."""
     own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--model", type=Path, nargs="+", default=[], dest="models")
+    own.add_argument("--model", nargs="+", default=[], dest="models")
     chosen, rest = own.parse_known_args(arguments)
     options = common.parse("ced_prefill", __doc__, rest)
     surroundings = common.Surroundings(("torch", "numpy"))
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     lengths = QUICK if options.quick else FULL
-    found = {name: measure(name, model, lengths) for name, model in models(chosen.models, threads)}
+    names = chosen.models if options.quick else ["nano", *chosen.models]
+    found = {name: measure(name, model, lengths) for name, model in models(names, threads)}
     judged = {name: length for name, of in found.items() for length in of if length.tokens == JUDGED}
     verdict = Verdict(
         name="ced_prefill",
@@ -118,16 +119,16 @@ def main(arguments: Sequence[str]) -> int:
     return common.finish(common.report(verdict, surroundings, detail), options)
 
 
-def models(paths: Sequence[Path], threads: int) -> Iterator[tuple[str, DeepseekModel]]:
-    """The random one, then those of folders, one at a time. Raises UnknownModel, BrokenModelFile."""
+def models(names: Sequence[str], threads: int) -> Iterator[tuple[str, DeepseekModel]]:
+    """The random one, then built-in ones and folders, one at a time. Raises UnknownModel, BrokenModelFile."""
     yield RANDOM, random_model(config_json(ModelSize()), threads)
-    for path in paths:
-        served = load_model(str(path), threads=threads)
+    for name in names:
+        served = load_model(name, threads=threads)
         if not isinstance(served, DeepseekServed) or not isinstance(served.text, DeepseekModel):
             raise UnknownModel(
-                f"model {path}: not a DeepSeek-V4.1", hint="only it has an encoder and a decoder"
+                f"model {name}: not a DeepSeek-V4.1", hint="only it has an encoder and a decoder"
             )
-        yield str(path), served.text
+        yield name, served.text
         served.close()
 
 

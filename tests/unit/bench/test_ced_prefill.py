@@ -1,7 +1,6 @@
 """Multiply-adds of a prompt against a count by hand, and a pair of runs on a small model."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -88,7 +87,7 @@ def test_folders_join_the_random_model_at_the_lengths_that_they_take(tmp_path):
     write_folder(tmp_path / "tiny", config_json(TINY))
     words = Tokenizer(WordLevel({f"w{number}": number for number in range(TINY.vocabulary)}, "w0"))
     words.save(str(tmp_path / "tiny" / "tokenizer.json"))
-    (first, _), (name, model) = models([tmp_path / "tiny"], 1)
+    (first, _), (name, model) = models([str(tmp_path / "tiny")], 1)
     assert (first, name) == (RANDOM, str(tmp_path / "tiny"))
     found = measure(name, model, {100: 2, 2 * TINY.positions: 1})
     assert [(length.tokens, len(length.pairs)) for length in found] == [(100, 2)]
@@ -96,4 +95,4 @@ def test_folders_join_the_random_model_at_the_lengths_that_they_take(tmp_path):
 
 def test_a_model_without_an_encoder_is_refused():
     with pytest.raises(UnknownModel, match="not a DeepSeek"):
-        list(models([Path("smollm2")], 1))
+        list(models(["smollm2"], 1))
