@@ -10,12 +10,14 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from sandbox.errors import CapacityError
 from sandbox.limits import LimitName, Limits
+from sandbox.refusals import Attempt, Counts
 
 # Buffers of sockets, which version 1 counts apart from other memory: that much more in proportion, at least.
 SOCKET_SHARE, LEAST_SOCKET_BYTES = 8, 2 << 20
@@ -40,10 +42,12 @@ class Hierarchy:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """How often limits have bitten since the sandbox was made."""
+    """How often limits have bitten since the sandbox was made. Not the groups' own: what the network policy
+    refused."""
 
     oom_kills: int = 0
     refused_forks: int = 0
+    refused: Counts = field(default_factory=lambda: MappingProxyType[Attempt, int]({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,11 @@ class Groups:
     def paths(self) -> tuple[Path, ...]:
         """Directories that the sandbox's first process joins."""
         return tuple(group.path for group in self._groups)
+
+    @property
+    def unified(self) -> Path | None:
+        """The one of version 2, to which programs can be attached."""
+        return next((group.path for group in self._groups if group.hierarchy.version == 2), None)
 
     def create(self, limits: Limits) -> None:
         """Makes the groups and sets the limits. CapacityError when the kernel refuses; what was made until

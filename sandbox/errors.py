@@ -4,6 +4,7 @@ SandboxError
 ├── InvalidArgument   the caller's value is wrong                  (is an InvalidInput, exit code 2)
 ├── UnsupportedError  this host cannot enforce or run what was asked (a MissingCapability, exit code 3)
 ├── CapacityError     the host can, and is full                    (a ResourceShortage, exit code 4)
+├── VersionConflict   another version of the network policy holds than was expected
 ├── StartError        the sandbox did not come up; `phase` says how far it got
 ├── SandboxGone       it was there: `reason` is killed, expired, idle, broken or lost
 └── FileError         a file operation inside the sandbox failed; `errno` and `path`
@@ -56,6 +57,12 @@ class CapacityError(SandboxError, ResourceShortage):
     """The host is out of something for now."""
 
     retryable = True
+
+
+class VersionConflict(SandboxError):
+    """Someone else has changed the network policy meanwhile; nothing was changed now."""
+
+    blame = "caller"
 
 
 class StartError(SandboxError):

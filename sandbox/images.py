@@ -17,7 +17,7 @@ from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.host_tree import remove_tree
 from sandbox.places import SUPERSEDED_S
 
-SKELETON_VERSION = 1
+SKELETON_VERSION = 2
 TOOLKIT_AT = "/opt/toolkit"
 INIT_AT = "/.dockyard/init"
 
@@ -35,8 +35,8 @@ _WRITTEN = {
     "group": "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1\tlocalhost dockyard\n::1\tlocalhost\n",
     "hostname": "dockyard\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-    "resolv.conf": "",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    "resolv.conf": "nameserver 127.0.0.1\n",  # where our resolver listens, if there is a network
 }
 
 

@@ -29,8 +29,9 @@ class Launched:
     init_pid: int  # on the host
 
 
-def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str) -> Launched:
-    """Starts it and waits for init's hello. Blocks for milliseconds, 20 s at most.
+def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str, network: int | None = None) -> Launched:
+    """Starts it and waits for init's hello. Blocks for milliseconds, 20 s at most. `network` is a descriptor
+    of the namespace that it enters; None: it makes one with a loopback and nothing else.
 
     Raises StartError with the launcher's own words when it does not come up, and then leaves nothing running.
     """
@@ -40,7 +41,7 @@ def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str) -> Launched:
         # Before anything is sent: the kernel adds the sender's pid only for one who has asked already.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         with theirs, _memory_file(b"") as errors:
-            process = _spawn(init, plan, theirs, errors)
+            process = _spawn(init, plan, network, theirs, errors)
             theirs.close()  # or the stream would not end with the sandbox
             on_failure.callback(_end, process)
             try:
@@ -52,12 +53,15 @@ def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str) -> Launched:
     return Launched(process, ours, init_pid)
 
 
-def _spawn(init: Path, plan: LaunchPlan, control: socket.socket, errors: int) -> subprocess.Popen[bytes]:
+def _spawn(
+    init: Path, plan: LaunchPlan, network: int | None, control: socket.socket, errors: int
+) -> subprocess.Popen[bytes]:
     with (
         _memory_file((plan.oci_config or "").encode()) as config,
         _memory_file(plan.filter_program or b"") as filter_program,
     ):
         words = [str(init), "launch", "--control", str(control.fileno()), *plan.options]
+        words += ["--no-network"] if network is None else ["--network", str(network)]
         if plan.oci_config is not None:
             words += ["--config", str(config)]
         if plan.filter_program is not None:
@@ -68,7 +72,10 @@ def _spawn(init: Path, plan: LaunchPlan, control: socket.socket, errors: int) ->
             stdout=errors,
             stderr=errors,
             env=_LAUNCH_ENV,
-            pass_fds=(control.fileno(), config, filter_program),
+            pass_fds=(
+                *(control.fileno(), config, filter_program),
+                *(() if network is None else (network,)),
+            ),
         )
 
 

@@ -6,9 +6,10 @@ import threading
 from contextlib import suppress
 
 from protocol.clock import Clock
-from sandbox.cgroups import Counters, Groups
+from sandbox.cgroups import Counters
 from sandbox.errors import GoneReason, SandboxGone
 from sandbox.limits import Limits
+from sandbox.ownership import Ownership
 from sandbox.wire import Frame
 
 _GONE_TEXT: dict[GoneReason, str] = {
@@ -23,10 +24,12 @@ _GONE_TEXT: dict[GoneReason, str] = {
 class Life:
     """Thread-safe. Owns a handle on init, through which it ends the sandbox whatever happens to the pid."""
 
-    def __init__(self, sandbox_id: str, init_pid: int, limits: Limits, groups: Groups, clock: Clock) -> None:
+    def __init__(
+        self, sandbox_id: str, init_pid: int, limits: Limits, ownership: Ownership, clock: Clock
+    ) -> None:
         self._id = sandbox_id
         self._limits = limits
-        self._groups = groups
+        self._ownership = ownership
         self._clock = clock
         self._lock = threading.Lock()  # guards what follows
         self._init: int | None = os.pidfd_open(init_pid)
@@ -61,7 +64,7 @@ class Life:
 
     def counters(self) -> Counters:
         """How often limits have bitten so far."""
-        return self._groups.counters()
+        return self._ownership.counters()
 
     def break_off(self) -> None:
         """Ends a sandbox that does not end a command."""

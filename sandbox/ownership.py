@@ -1,20 +1,26 @@
 """What a sandbox has on the host: entered in the journal before it is made, and given back in full."""
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from sandbox import cgroups
+from sandbox.egress.connection import Connection
+from sandbox.egress.service import Egress
+from sandbox.errors import UnsupportedError
 from sandbox.journal import Journal, Record
 from sandbox.launcher import Launched
 from sandbox.limits import Limits
+from sandbox.policy import Network
 from sandbox.processes import boot_id, find_process, this_process
 
 _END_PATIENCE_S = 5.0
 
 
 class Ownership:
-    """One sandbox's cgroups and journal entry. Its owner calls `create`, `note_processes` and `release`, in
-    this order, from any one thread at a time; `release` is right after any of them."""
+    """One sandbox's cgroups, network and journal entry. Its owner calls `create`, `connect` (if there is a
+    network), `note_processes` and `release`, in this order, from any one thread at a time; `release` is right
+    after any of them. `counters` is for any thread."""
 
     def __init__(
         self,
@@ -26,6 +32,8 @@ class Ownership:
         all_hierarchies: bool,
     ) -> None:
         self.groups = cgroups.Groups(groups)
+        self.connection: Connection | None = None
+        self._egress: Egress | None = None
         self._journal = Journal(state_dir)
         self._state = cgroups.state_key(state_dir)
         self._roots = tuple(group.hierarchy.root for group in groups)
@@ -45,8 +53,27 @@ class Ownership:
         self._journal.write(self._record)
         self.groups.create(limits)
 
+    def connect(self, egress: Egress, network: Network) -> int:
+        """Guards the cgroups and makes the network, and returns its namespace for the sandbox's first process
+        to enter. Raises UnsupportedError without a version 2 group, CapacityError or StartError."""
+        group = self.groups.unified
+        if group is None:
+            raise UnsupportedError("a sandbox with a network needs cgroups of version 2")
+        self.connection = egress.connect(self._record.id, group, network)
+        self._egress = egress
+        return self.connection.link.namespace
+
+    def counters(self) -> cgroups.Counters:
+        """How often limits have bitten so far, the network policy's among them."""
+        counters = self.groups.counters()
+        if self.connection is None:
+            return counters
+        return replace(counters, refused=self.connection.counts())
+
     def note_processes(self, launched: Launched) -> None:
-        """Enters the processes, now that they run."""
+        """Enters the processes, now that they run and are in their namespaces."""
+        if self.connection is not None:
+            self.connection.link.let_go()
         keys = (find_process(launched.process.pid), find_process(launched.init_pid))
         self._journal.write(self._record.with_processes(tuple(key for key in keys if key is not None)))
 
@@ -60,6 +87,9 @@ class Ownership:
                 process.kill()
                 process.wait()
         self.groups.remove()
+        if self.connection is not None and self._egress is not None:
+            self._egress.disconnect(self.connection)
+            self._egress = None
         for path in self._by_runtime:
             cgroups.remove_group(path)
             cgroups.remove_empty_parents([path.parents[2]], self._state)

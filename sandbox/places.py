@@ -6,6 +6,8 @@ from pathlib import Path
 
 # Built from sandbox/native at set-up.
 INIT_BINARY = Path(__file__).parent / "native" / "dockyard-init"
+# Built from sandbox/egress at set-up, where there is a compiler for it.
+EGRESS_OBJECT = Path(__file__).parent / "egress" / "egress.bpf.o"
 
 # How long a version that a newer one has replaced is kept: longer than a sandbox that started on it lives.
 SUPERSEDED_S = 86_400.0

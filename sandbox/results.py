@@ -9,12 +9,16 @@ Reason = Literal["exit", "signal", "oom", "timeout", "killed", "output_limit", "
 @dataclass(frozen=True, slots=True)
 class Denial:
     """A limit that bit while the command ran: the `memory` limit killed `count` processes, the `pids` limit
-    refused `count` forks, the `output` limit ended the command. Counted for the sandbox, so a command that
-    ran beside others may show theirs."""
+    refused `count` forks, the `output` limit ended the command, the `network` policy refused `count` attempts
+    at `address` (a name where it did not resolve) and `port` over `protocol` (tcp, udp, dns, icmp). Counted
+    for the sandbox, so a command that ran beside others may show theirs."""
 
-    limit: Literal["memory", "pids", "output"]
+    limit: Literal["memory", "pids", "output", "network"]
     count: int
     detail: str
+    address: str = ""
+    port: int = 0
+    protocol: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from sandbox.channel import Channel
 from sandbox.errors import InvalidArgument, SandboxError, SandboxGone
 from sandbox.feed import Feed, Watchers
 from sandbox.output import OutputBuffer
+from sandbox.refusals import denials_since
 from sandbox.results import CommandResult, Denial, Reason
 from sandbox.wire import (
     MAX_INPUT_BYTES,
@@ -232,6 +233,7 @@ class RunningCommand:
             denials.append(Denial("memory", count, f"the memory limit killed {count} process(es)"))
         if (count := now.refused_forks - self._before.refused_forks) > 0:
             denials.append(Denial("pids", count, f"the pids limit refused {count} fork(s)"))
+        denials += denials_since(self._before.refused, now.refused)
         if self._verdict == "output_limit":
             printed = self._stdout.total_bytes + self._stderr.total_bytes
             detail = f"printed {printed} bytes, {self._call.output_total_bytes} are allowed"

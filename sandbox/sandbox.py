@@ -7,14 +7,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from protocol.clock import Clock, SystemClock
 from protocol.ids import new_id
 from sandbox import cgroups
 from sandbox.channel import Channel
 from sandbox.commands import Commands
-from sandbox.errors import InvalidArgument, SandboxError, translated
+from sandbox.egress.service import Egress, shared_egress
+from sandbox.errors import InvalidArgument, SandboxError, UnsupportedError, translated
 from sandbox.files import Files
 from sandbox.images import Image, prepare_image
 from sandbox.launcher import Launched, launch
@@ -22,7 +23,9 @@ from sandbox.life import Life
 from sandbox.limits import Asked, LimitName, Limits, settle
 from sandbox.ownership import Ownership
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
-from sandbox.policy import Policy, landlock
+from sandbox.policy import Network, Policy, landlock
+from sandbox.refusals import denials_since
+from sandbox.results import Denial
 from sandbox.sessions import Sessions
 from sandbox.substrates import find_substrate
 from sandbox.substrates.base import UIDS_A_SANDBOX, Blueprint, LaunchPlan
@@ -63,7 +66,7 @@ class Sandbox:
         self._ownership = ownership
         self._process = launched.process
         self._release_error: SandboxError | None = None
-        self._life = Life(info.id, launched.init_pid, info.limits, ownership.groups, clock)
+        self._life = Life(info.id, launched.init_pid, info.limits, ownership, clock)
         with ExitStack() as on_failure:
             on_failure.callback(self._life.close)
             self._channel = Channel(launched.control, clock, name=info.id)
@@ -93,6 +96,7 @@ class Sandbox:
         state_dir: Path | str | None = None,
         toolkit: Path | str | None = None,
         runtime: str | None = None,
+        egress: Egress | None = None,
     ) -> "Sandbox":
         """Makes a sandbox and waits until it takes commands; some ten milliseconds.
 
@@ -101,7 +105,9 @@ class Sandbox:
         (see `info.limits.degraded`) where the host cannot enforce it; one that is written and cannot be
         enforced is refused. `state_dir` holds image skeletons and the journal, by default where
         `dockyard down` sweeps; `toolkit` was made by `sandbox.toolkit` and lies beside `state_dir` by
-        default; `runtime` names the OCI runtime of substrate `container`.
+        default; `runtime` names the OCI runtime of substrate `container`; `egress` is what a networked
+        sandbox is connected to, by default this process's own network. A policy with a network that this host
+        cannot enforce is refused.
 
         Raises InvalidArgument, UnsupportedError, CapacityError or StartError, and then leaves nothing behind.
         """
@@ -111,6 +117,8 @@ class Sandbox:
         find_substrate(substrate).check(privileged=_is_privileged(), runtime=runtime)
         if "landlock" in rules.protections:
             landlock.check()
+        network = None if rules.network == "none" else rules.network
+        uplink = None if network is None else egress or shared_egress(state)
         hierarchies = cgroups.find_hierarchies()
         asked = Asked(cpu, memory_mb, pids, disk_mb, lifetime_s, idle_s)
         info = SandboxInfo(
@@ -137,7 +145,8 @@ class Sandbox:
         launched: Launched | None = None
         try:
             ownership.create(info.limits)
-            launched = launch(INIT_BINARY, plan, sandbox_id=info.id)
+            namespace = ownership.connect(uplink, network) if uplink and network else None
+            launched = launch(INIT_BINARY, plan, sandbox_id=info.id, network=namespace)
             ownership.note_processes(launched)
             return cls(info, prepared, ownership, launched, SystemClock())
         except BaseException:
@@ -172,6 +181,36 @@ class Sandbox:
     def is_running(self) -> bool:
         """False once it has ended, for whatever reason."""
         return self._life.gone() is None
+
+    @property
+    def denials(self) -> tuple[Denial, ...]:
+        """What its network policy has refused so far, each kind of attempt counted."""
+        return denials_since({}, self._ownership.counters().refused)
+
+    @property
+    def network_version(self) -> int:
+        """Of the network policy that holds: 1 at first. 0 for a sandbox without a network."""
+        connection = self._ownership.connection
+        return 0 if connection is None else connection.version
+
+    def set_network(self, network: Network | Literal["none"], expected_version: int) -> int:
+        """Puts a network policy in the place of the one that holds, as a whole, and returns its version.
+        Connections that it does not allow are cut. Blocks for milliseconds.
+
+        Raises VersionConflict when another version than `expected_version` holds, UnsupportedError for a
+        sandbox that was made without a network, SandboxGone.
+        """
+        if (gone := self._life.gone()) is not None:
+            raise gone
+        connection = self._ownership.connection
+        if connection is None:
+            raise UnsupportedError(
+                f"sandbox {self.id} was made without a network",
+                hint="create it with `Policy(network=Network())`, which allows nothing, and change that",
+                sandbox_id=self.id,
+            )
+        with translated("changing the network policy", sandbox_id=self.id):
+            return connection.replace(Network() if network == "none" else network, expected_version)
 
     def kill(self) -> None:
         """Ends the sandbox and frees all that it owns. Idempotent, from any thread and in any state; blocks

@@ -8,7 +8,8 @@
  *     /tmp/bundle  config.json, for an OCI runtime
  *     /tmp/pts     terminals, for bubblewrap, whose own have no limit but the machine's
  *     /tmp/user    a user namespace, for an OCI runtime
- * The network namespace is made here too, so that its settings can be written before the sandbox is in it.
+ * The network namespace is made or entered here too, so that its settings can be written before the sandbox
+ * is in it. One that is handed over has a filtered veth; without one there is a loopback and nothing else.
  * Sources are opened before /tmp is covered, because they may lie in it, and after the namespace is made,
  * because a mount of another namespace cannot be mounted from. */
 #define _GNU_SOURCE
@@ -49,6 +50,7 @@ struct plan {
     uid_t num_ids;     /* in a user namespace for the runtime to join; 0 = it makes its own */
     bool drop, userns; /* become the owner; make a user namespace, for want of privilege */
     bool no_network;   /* make a network namespace with nothing but a loopback */
+    int network;       /* or enter this one */
 };
 
 static const char *next(int *i, int argc, char **argv) {
@@ -78,6 +80,7 @@ static int read_plan(struct plan *plan, int argc, char **argv) {
         if (!strcmp(option, "--drop")) plan->drop = true;
         else if (!strcmp(option, "--userns")) plan->userns = true;
         else if (!strcmp(option, "--no-network")) plan->no_network = true;
+        else if (!strcmp(option, "--network")) plan->network = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--skeleton")) plan->skeleton = next(&i, argc, argv);
         else if (!strcmp(option, "--layer-bytes")) plan->layer_bytes = next(&i, argc, argv);
         else if (!strcmp(option, "--layer-inodes")) plan->layer_inodes = next(&i, argc, argv);
@@ -134,7 +137,8 @@ static void enter_namespaces(const struct plan *plan) {
         lower_counts();
     }
     if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL)) fail("make mounts private");
-    if (plan->no_network) start_loopback();
+    if (plan->network >= 0 && setns(plan->network, CLONE_NEWNET)) fail("enter the network namespace");
+    if (plan->no_network || plan->network >= 0) start_loopback();
 }
 
 static void make_directory(const char *path, mode_t mode) {
@@ -213,7 +217,7 @@ static void leave_session_keyring(void) {
 }
 
 int launch(int argc, char **argv) {
-    struct plan plan = {.control = -1, .config = -1, .filter = -1};
+    struct plan plan = {.control = -1, .config = -1, .filter = -1, .network = -1};
     int program = read_plan(&plan, argc, argv);
     if (program >= argc || plan.control < 0 || !plan.skeleton || !plan.layer_bytes || !plan.layer_inodes) {
         errno = EINVAL;

@@ -4,6 +4,8 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sandbox.policy.network import Network
+
 MIB = 1 << 20
 Protection = Literal["seccomp", "landlock"]
 PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
@@ -14,8 +16,8 @@ class Policy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    # none: the sandbox has a loopback interface of its own and no other.
-    network: Literal["none"] = "none"
+    # none: the sandbox has a loopback interface of its own and no other. Else what it may connect to.
+    network: Literal["none"] | Network = "none"
     # bytes kept of each of stdout and stderr, head and tail; what a model can read is far below the default.
     output_bytes: int = Field(default=MIB, ge=0, le=256 * MIB)
     # bytes that a command may print on both streams together before it is ended with `output_limit`.

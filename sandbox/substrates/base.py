@@ -76,9 +76,9 @@ def init_command(blueprint: Blueprint) -> tuple[str, ...]:
 
 
 def launch_options(blueprint: Blueprint) -> list[str]:
-    """What every substrate needs of launch: cgroups, network namespace, writable layer, image."""
+    """What every substrate needs of launch: cgroups, writable layer, image. The launcher adds the network."""
     image, limits = blueprint.image, blueprint.limits
-    options = ["--no-network", "--skeleton", str(image.skeleton), "--owner", str(blueprint.owner_uid)]
+    options = ["--skeleton", str(image.skeleton), "--owner", str(blueprint.owner_uid)]
     options += ["--layer-bytes", str(limits.disk_bytes), "--layer-inodes", str(limits.disk_inodes)]
     for cgroup in blueprint.cgroups:
         options += ["--cgroup", str(cgroup)]

@@ -68,7 +68,6 @@ def test_every_plan_joins_its_cgroups_and_bounds_its_layer(name: str):
     ]:
         assert pair in pairwise(options)
     assert "--userns" not in options
-    assert "--no-network" in options
 
 
 def test_function_drops_to_the_sandboxs_uid_before_bubblewrap():

@@ -1,0 +1,167 @@
+"""The kernel's side: programs at a sandbox's cgroup and at the host end of its veth, and the maps they read.
+
+Programs stay attached to a cgroup until it is removed, not until this process ends: a sandbox whose owner has
+been killed stays fenced for the moment that it still lives. For the same reason nothing is pinned anywhere.
+Entries are keyed by the cgroup's id; a policy's rules carry a generation, and the sandbox's current one is
+switched in one write, so an update holds as a whole or not at all.
+"""
+
+import itertools
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from sandbox.egress.libbpf import ATTACH_TYPES, BpfObject, RingBuffer, load_library
+from sandbox.egress.rules import (
+    Ports,
+    Prefix,
+    Rule,
+    Table,
+    address_text,
+    compile_table,
+    pack_allow_key,
+    pack_deny_key,
+    pack_entry,
+)
+from sandbox.places import EGRESS_OBJECT
+from sandbox.refusals import Attempt, Hook
+
+# enum hook of egress.bpf.c, from 1 on.
+_HOOKS: tuple[Hook, ...] = ("connect", "send", "bind", "socket", "packet", "wire")
+_EVENT = struct.Struct("=Q16sHBBI")
+_COUNTERS = struct.Struct("=QQ")
+_PROTOCOLS = {6: "tcp", 17: "udp", 1: "icmp", 58: "icmp6"}
+
+
+class Fence:
+    """Programs and maps of this process, for all of its sandboxes. Thread-safe."""
+
+    def __init__(self, denied: Iterable[Rule], on_refusal: Callable[[int, Attempt], None]) -> None:
+        """Loads and fills in what no policy overrides. OSError when the kernel refuses. `on_refusal` is
+        called from `drain`, with the sandbox's cgroup id."""
+        self._object = BpfObject(EGRESS_OBJECT)
+        try:
+            names = ("allowed", "denied", "sandboxes", "counts", "links", "attached", "events")
+            self._maps = {name: self._object.map(name) for name in names}
+            for prefix, ports in compile_table(denied, with_zones=False).items():
+                self._maps["denied"].set(pack_deny_key(prefix), pack_entry(ports))
+            self._log = RingBuffer(
+                self._maps["events"], load_library(), lambda sample: on_refusal(*_decode(sample))
+            )
+        except BaseException:
+            self._object.close()
+            raise
+        self._lock = threading.Lock()  # guards what follows, and the log's reader
+        self._generations = itertools.count(1)
+        self._current: dict[int, tuple[int, set[Prefix]]] = {}
+        self._closed = False
+
+    def guard(self, group: Path) -> int:
+        """Attaches every program to a cgroup, and returns its id. From now on all that is in it is refused,
+        but its own loopback. OSError when one cannot be attached."""
+        fd = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sandbox = os.fstat(fd).st_ino
+            for name in ATTACH_TYPES:
+                self._object.attach(name, fd)
+        finally:
+            os.close(fd)
+        key = struct.pack("=Q", sandbox)
+        self._maps["attached"].set(key, key)
+        self._maps["counts"].set(key, bytes(_COUNTERS.size))
+        return sandbox
+
+    def watch_link(self, ifindex: int) -> None:
+        """Puts the fence at the host end of a veth, whose namespace the calling thread is in: nothing passes
+        until `open_link`."""
+        self._object.attach_to_link("wire", ifindex)
+
+    def open_link(self, ifindex: int, sandbox: int, addresses: tuple[Prefix, Prefix]) -> None:
+        """Lets pass what the sandbox's rules allow, from its own addresses."""
+        packed = struct.pack("=Q", sandbox) + b"".join(each.packed() for each in addresses)
+        self._maps["links"].set(struct.pack("=I", ifindex), packed)
+
+    def replace(self, sandbox: int, table: Table) -> None:
+        """Gives a sandbox these rules instead of the ones that it has, in one step. OSError when the maps are
+        full; the old ones then hold."""
+        with self._lock:
+            generation, before = next(self._generations), self._current.get(sandbox)
+            try:
+                for prefix, ports in table.items():
+                    self._maps["allowed"].set(pack_allow_key(sandbox, generation, prefix), pack_entry(ports))
+                self._maps["sandboxes"].set(struct.pack("=Q", sandbox), struct.pack("=II", generation, 0))
+            except OSError:
+                self._remove(sandbox, generation, table)
+                raise
+            self._current[sandbox] = (generation, set(table))
+            if before is not None:
+                self._remove(sandbox, *before)
+
+    def extend(self, sandbox: int, prefix: Prefix, ports: tuple[Ports, ...]) -> None:
+        """Adds or replaces one entry of the current rules."""
+        with self._lock:
+            generation, prefixes = self._current[sandbox]
+            self._maps["allowed"].set(pack_allow_key(sandbox, generation, prefix), pack_entry(ports))
+            prefixes.add(prefix)
+
+    def retract(self, sandbox: int, prefix: Prefix) -> None:
+        """Removes one entry of the current rules; what it allowed is cut."""
+        with self._lock:
+            generation, prefixes = self._current[sandbox]
+            prefixes.discard(prefix)
+            self._maps["allowed"].remove(pack_allow_key(sandbox, generation, prefix))
+
+    def counters(self, sandbox: int) -> tuple[int, int]:
+        """How much was refused, and how much of that the log had no room for."""
+        value = self._maps["counts"].get(struct.pack("=Q", sandbox), _COUNTERS.size)
+        denied, unlogged = _COUNTERS.unpack(value) if value is not None else (0, 0)
+        return denied, unlogged
+
+    def forget(self, sandbox: int, ifindex: int | None) -> None:
+        """Removes a sandbox's entries: what is still in its cgroup is refused. Idempotent."""
+        key = struct.pack("=Q", sandbox)
+        with self._lock:
+            if ifindex is not None:
+                self._maps["links"].remove(struct.pack("=I", ifindex))
+            self._maps["sandboxes"].remove(key)
+            self._maps["counts"].remove(key)
+            if (current := self._current.pop(sandbox, None)) is not None:
+                self._remove(sandbox, *current)
+
+    def num_entries(self) -> int:
+        """Entries of all sandboxes that this process has made."""
+        with self._lock:
+            return sum(len(prefixes) for _, prefixes in self._current.values())
+
+    def log_fileno(self) -> int:
+        """Readable when there are refusals."""
+        return self._log.fileno()
+
+    def drain(self) -> None:
+        """Hands all refusals that there are to `on_refusal`. Does not block."""
+        with self._lock:
+            if not self._closed:
+                self._log.consume()
+
+    def close(self) -> None:
+        """Lets go of programs and maps; attached ones stay until their cgroup is gone. Idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._log.close()
+                self._object.close()
+            self._closed = True
+
+    def _remove(self, sandbox: int, generation: int, prefixes: Iterable[Prefix]) -> None:
+        for prefix in prefixes:
+            with suppress(OSError):
+                self._maps["allowed"].remove(pack_allow_key(sandbox, generation, prefix))
+
+
+def _decode(sample: bytes) -> tuple[int, Attempt]:
+    sandbox, address, port, protocol, hook, _ = _EVENT.unpack(sample)
+    where = _HOOKS[int(hook) - 1]
+    text = "" if where == "socket" else address_text(address)
+    return sandbox, Attempt(where, text, port, _PROTOCOLS.get(protocol, str(protocol)))

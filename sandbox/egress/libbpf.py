@@ -1,0 +1,173 @@
+"""The few functions of libbpf that loading, attaching and maps take, over ctypes. Each raises OSError."""
+
+import ctypes
+import os
+from collections.abc import Callable
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+_NAMES = ("libbpf.so.1",)
+_ALLOW_MULTI = 2  # beside programs of groups above, all of which must agree
+_TC_INGRESS = 1
+
+# enum bpf_attach_type, by the names of our programs.
+ATTACH_TYPES = {
+    **{"egress": 1, "sock_create": 2, "bind4": 8, "bind6": 9, "connect4": 10, "connect6": 11},
+    **{"sendmsg4": 14, "sendmsg6": 15},
+}
+
+_OnSample = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)
+
+
+class _Hook(ctypes.Structure):
+    _fields_ = (
+        ("size", c_size_t), ("ifindex", c_int), ("attach_point", c_int), ("parent", c_uint32),
+        ("padding", c_uint32),
+    )  # fmt: skip
+
+
+class _Options(ctypes.Structure):
+    _fields_ = (
+        ("size", c_size_t), ("program", c_int), ("flags", c_uint32), ("id", c_uint32), ("handle", c_uint32),
+        ("priority", c_uint32), ("padding", c_uint32),
+    )  # fmt: skip
+
+
+_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+    "libbpf_set_print": (c_void_p, (c_void_p,)),
+    "bpf_object__open_file": (c_void_p, (c_char_p, c_void_p)),
+    "bpf_object__load": (c_int, (c_void_p,)),
+    "bpf_object__close": (None, (c_void_p,)),
+    "bpf_object__find_program_by_name": (c_void_p, (c_void_p, c_char_p)),
+    "bpf_object__find_map_fd_by_name": (c_int, (c_void_p, c_char_p)),
+    "bpf_program__fd": (c_int, (c_void_p,)),
+    "bpf_prog_attach": (c_int, (c_int, c_int, c_int, c_uint32)),
+    "bpf_map_update_elem": (c_int, (c_int, c_char_p, c_char_p, c_uint64)),
+    "bpf_map_lookup_elem": (c_int, (c_int, c_char_p, c_char_p)),
+    "bpf_map_delete_elem": (c_int, (c_int, c_char_p)),
+    "bpf_tc_hook_create": (c_int, (POINTER(_Hook),)),
+    "bpf_tc_attach": (c_int, (POINTER(_Hook), POINTER(_Options))),
+    "ring_buffer__new": (c_void_p, (c_int, _OnSample, c_void_p, c_void_p)),
+    "ring_buffer__consume": (c_int, (c_void_p,)),
+    "ring_buffer__epoll_fd": (c_int, (c_void_p,)),
+    "ring_buffer__free": (None, (c_void_p,)),
+}
+
+
+def load_library() -> ctypes.CDLL:
+    """libbpf with its functions declared. OSError when it is not installed."""
+    library = ctypes.CDLL(_NAMES[0], use_errno=True)
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    library.libbpf_set_print(None)  # it would print to our standard error
+    return library
+
+
+class BpfObject:
+    """A loaded object: its programs and maps live while it is open, or attached to something that does. Not
+    thread-safe but for the maps."""
+
+    def __init__(self, path: Path) -> None:
+        """Loads it; some ten milliseconds. OSError when the kernel refuses."""
+        self._library = load_library()
+        self._object = self._library.bpf_object__open_file(os.fsencode(path), None)
+        if not self._object:
+            raise _error(f"open {path}")
+        if self._library.bpf_object__load(self._object) != 0:
+            error = _error(f"load {path}")
+            self.close()
+            raise error
+
+    def close(self) -> None:
+        """Lets go of it. Idempotent."""
+        if self._object:
+            self._library.bpf_object__close(self._object)
+        self._object = None
+
+    def map(self, name: str) -> "BpfMap":
+        """One of its maps, valid while the object is open."""
+        fd = self._library.bpf_object__find_map_fd_by_name(self._object, name.encode())
+        if fd < 0:
+            raise _error(f"find map {name}")
+        return BpfMap(self._library, fd, name)
+
+    def attach(self, name: str, group: int) -> None:
+        """Attaches a program to a cgroup (a descriptor of its directory), until that is removed."""
+        done = self._library.bpf_prog_attach(self._program(name), group, ATTACH_TYPES[name], _ALLOW_MULTI)
+        if done != 0:
+            raise _error(f"attach {name}")
+
+    def attach_to_link(self, name: str, ifindex: int) -> None:
+        """Has a program see what comes in at a device of the calling thread's network namespace, until that
+        is removed."""
+        hook = _Hook(size=ctypes.sizeof(_Hook), ifindex=ifindex, attach_point=_TC_INGRESS)
+        options = _Options(size=ctypes.sizeof(_Options), program=self._program(name))
+        if self._library.bpf_tc_hook_create(byref(hook)) != 0:
+            raise _error("make a clsact queue")
+        if self._library.bpf_tc_attach(byref(hook), byref(options)) != 0:
+            raise _error(f"attach {name} to a link")
+
+    def _program(self, name: str) -> int:
+        program = self._library.bpf_object__find_program_by_name(self._object, name.encode())
+        if not program:
+            raise _error(f"find program {name}")
+        return int(self._library.bpf_program__fd(program))
+
+
+class BpfMap:
+    """Keys and values are bytes of the sizes that the object declares. Thread-safe."""
+
+    def __init__(self, library: ctypes.CDLL, fd: int, name: str) -> None:
+        self._library, self._name = library, name
+        self.fd = fd
+
+    def set(self, key: bytes, value: bytes) -> None:
+        """Adds or replaces an entry."""
+        if self._library.bpf_map_update_elem(self.fd, key, value, 0) != 0:
+            raise _error(f"write to map {self._name}")
+
+    def get(self, key: bytes, num_bytes: int) -> bytes | None:
+        """An entry's value, None where there is none."""
+        value = ctypes.create_string_buffer(num_bytes)
+        return value.raw if self._library.bpf_map_lookup_elem(self.fd, key, value) == 0 else None
+
+    def remove(self, key: bytes) -> None:
+        """Removes an entry; nothing there is no error."""
+        self._library.bpf_map_delete_elem(self.fd, key)
+
+
+class RingBuffer:
+    """Samples of a ring buffer. `consume` is for one thread at a time."""
+
+    def __init__(self, source: BpfMap, library: ctypes.CDLL, on_sample: Callable[[bytes], None]) -> None:
+        def take(context: int | None, data: int, size: int) -> int:
+            del context
+            on_sample(ctypes.string_at(data, size))
+            return 0
+
+        self._library = library
+        self._callback = _OnSample(take)  # must live as long as the buffer
+        self._buffer = library.ring_buffer__new(source.fd, self._callback, None, None)
+        if not self._buffer:
+            raise _error("open the log")
+
+    def fileno(self) -> int:
+        """Readable when there are samples."""
+        return int(self._library.ring_buffer__epoll_fd(self._buffer))
+
+    def consume(self) -> None:
+        """Hands all samples that there are to `on_sample`. Does not block."""
+        if self._buffer:
+            self._library.ring_buffer__consume(self._buffer)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._buffer:
+            self._library.ring_buffer__free(self._buffer)
+        self._buffer = None
+
+
+def _error(doing: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{doing}: {os.strerror(number)}")

@@ -1,0 +1,286 @@
+"""Our resolver: the only one that a sandbox has.
+
+It listens on the loopback of the sandbox's own namespace, so a query never leaves it, and which sandbox asks
+is plain from the socket. Names that the policy does not allow are never asked for upstream, since a question
+alone carries data out. Each query upstream is ours: a fresh socket, a fresh id, and the name as we read it.
+Answers in private ranges are refused. One thread does all of it, in the uplink's namespace.
+"""
+
+import os
+import secrets
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from protocol.clock import Clock
+from sandbox.egress import messages
+from sandbox.egress.messages import Question
+from sandbox.egress.rules import is_private, prefix_of
+
+LISTEN_AT = ("127.0.0.1", 53)  # in the sandbox's namespace
+PATIENCE_NS = 4_000_000_000
+MAX_PENDING = 32  # queries of one sandbox at a time
+BURST, A_SECOND = 200, 50  # queries of one sandbox
+LEAST_TTL_S, MOST_TTL_S = 5, 3600
+_KINDS = (messages.A, messages.AAAA)
+_BATCH = 16  # queries of one sandbox before others have their turn
+
+
+class Client(Protocol):
+    """A sandbox, as the resolver knows it. Methods run on the resolver's thread and do not block."""
+
+    def allows_name(self, name: str) -> bool:
+        """Whether its policy has a rule for the name."""
+        ...
+
+    def learn(self, name: str, addresses: tuple[messages.Address, ...], ttl_s: int) -> bool:
+        """Opens what the policy says for the name; False when there is no room, or the policy has changed."""
+        ...
+
+    def refuse_name(self, name: str, why: str) -> None:
+        """Records a refusal."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Server:
+    """One sandbox's socket, with its share of queries."""
+
+    socket: socket.socket
+    client: Client
+    tokens: float = BURST
+    refilled_ns: int = 0
+    pending: "set[_Query]" = field(default_factory=set["_Query"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A sandbox's question, and the program that waits for the answer."""
+
+    question: Question
+    asker: tuple[str, int]
+
+
+@dataclass(slots=True, eq=False)
+class _Query:
+    server: _Server
+    asked: _Asked
+    id: int
+    upstream: socket.socket
+    deadline_ns: int
+
+
+class Resolver:
+    """Thread-safe. `upstream` is asked for allowed names; None: nothing resolves."""
+
+    def __init__(self, enter: Callable[[], None], upstream: tuple[str, int] | None, clock: Clock) -> None:
+        """`enter` puts the resolver's thread in the uplink's namespace. OSError when it cannot."""
+        self._enter, self._upstream, self._clock = enter, upstream, clock
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._on_wake)
+        self._lock = threading.Lock()  # guards what follows
+        self._work: list[Callable[[], None]] = []
+        self._closing = False
+        self._failure: OSError | None = None
+        self._ready = threading.Event()
+        self._queries: set[_Query] = set()  # of the thread
+        self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._failure is not None:
+            self.close()
+            raise self._failure
+
+    def watch(self, fd: int, on_ready: Callable[[], None]) -> None:
+        """Has the thread call `on_ready` whenever `fd` is readable."""
+        self._do(lambda: self._selector.register(fd, selectors.EVENT_READ, on_ready))
+
+    def serve(self, listener: socket.socket, client: Client) -> Callable[[], None]:
+        """Answers what comes in at a bound UDP socket, which is the resolver's from now on. Returns what ends
+        that: a call that blocks until the socket is closed, idempotent."""
+        listener.setblocking(False)
+        server = _Server(listener, client, refilled_ns=self._clock.now_ns())
+        self._do(lambda: self._selector.register(listener, selectors.EVENT_READ, lambda: self._take(server)))
+        return lambda: self._do(lambda: self._end(server))
+
+    def close(self) -> None:
+        """Ends the thread and closes all sockets. Idempotent."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        os.close(self._wake)
+
+    def _do(self, work: Callable[[], object]) -> None:
+        """Has the thread do it, and waits."""
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                done.set()
+
+        with self._lock:
+            if self._closing:
+                return
+            self._work.append(run)
+        os.eventfd_write(self._wake, 1)
+        done.wait()
+
+    def _run(self) -> None:
+        try:
+            self._enter()
+        except OSError as error:
+            self._failure = error
+            return
+        finally:
+            self._ready.set()
+        try:
+            while not self._closing:
+                for key, _ in self._selector.select(self._timeout_s()):
+                    cast("Callable[[], None]", key.data)()
+                self._give_up_late()
+        finally:
+            with self._lock:
+                self._closing = True
+            self._on_wake()  # what was asked for before the end: nobody waits for ever
+
+    def _timeout_s(self) -> float | None:
+        if not self._queries:
+            return None
+        first_ns = min(query.deadline_ns for query in self._queries)
+        return max(0.0, (first_ns - self._clock.now_ns()) / 1e9)
+
+    def _on_wake(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        with self._lock:
+            work, self._work = self._work, []
+        for each in work:
+            each()
+
+    def _take(self, server: _Server) -> None:
+        for _ in range(_BATCH):
+            try:
+                message, asker = server.socket.recvfrom(messages.MAX_MESSAGE_BYTES)
+            except OSError:
+                return  # nothing more for now
+            try:
+                question = messages.read_question(message)
+            except ValueError:
+                continue  # not worth an answer
+            self._answer(server, _Asked(question, asker))
+
+    def _answer(self, server: _Server, asked: _Asked) -> None:
+        question = asked.question
+        if not self._has_token(server):
+            return  # the asker will ask again
+        if not server.client.allows_name(question.name):
+            server.client.refuse_name(question.name, "is not allowed")
+            _reply(server, asked, messages.REFUSED)
+        elif question.type not in _KINDS:
+            _reply(server, asked, messages.NO_ERROR)
+        elif self._upstream is None or len(server.pending) >= MAX_PENDING:
+            _reply(server, asked, messages.SERVER_FAILED)
+        else:
+            self._ask(server, asked, self._upstream)
+
+    def _has_token(self, server: _Server) -> bool:
+        now_ns = self._clock.now_ns()
+        earned = (now_ns - server.refilled_ns) / 1e9 * A_SECOND
+        server.tokens, server.refilled_ns = min(BURST, server.tokens + earned), now_ns
+        if server.tokens < 1:
+            return False
+        server.tokens -= 1
+        return True
+
+    def _ask(self, server: _Server, asked: _Asked, upstream: tuple[str, int]) -> None:
+        question = asked.question
+        ident = secrets.randbelow(1 << 16)
+        family = socket.AF_INET6 if ":" in upstream[0] else socket.AF_INET
+        sock: socket.socket | None = None
+        try:
+            sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            sock.connect(upstream)  # the kernel draws the port, and takes answers from nobody else
+            sock.send(messages.write_question(ident, question.name, question.type))
+        except (OSError, ValueError):
+            if sock is not None:
+                sock.close()
+            _reply(server, asked, messages.SERVER_FAILED)
+            return
+        query = _Query(server, asked, ident, sock, self._clock.now_ns() + PATIENCE_NS)
+        self._queries.add(query)
+        server.pending.add(query)
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(query))
+
+    def _hear(self, query: _Query) -> None:
+        question = query.asked.question
+        try:
+            message = query.upstream.recv(messages.MAX_MESSAGE_BYTES)
+            kind = messages.A if question.type == messages.A else messages.AAAA
+            answer = messages.read_answer(message, query.id, question.name, kind)  # pyright: ignore[reportArgumentType]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._finish(query, messages.SERVER_FAILED)
+            return
+        except ValueError:
+            return  # someone else's; ours may still come
+        if answer.code != messages.NO_ERROR or not answer.addresses:
+            self._finish(query, answer.code)
+        elif any(is_private(prefix_of(each)) for each in answer.addresses):
+            query.server.client.refuse_name(question.name, "resolves to a private address")
+            self._finish(query, messages.REFUSED)
+        else:
+            ttl_s = min(max(answer.ttl_s, LEAST_TTL_S), MOST_TTL_S)
+            learnt = query.server.client.learn(question.name, answer.addresses, ttl_s)
+            code = messages.NO_ERROR if learnt else messages.SERVER_FAILED
+            self._finish(query, code, answer.addresses if learnt else (), ttl_s)
+
+    def _give_up_late(self) -> None:
+        now_ns = self._clock.now_ns()
+        for query in [each for each in self._queries if each.deadline_ns <= now_ns]:
+            self._finish(query, messages.SERVER_FAILED)
+
+    def _finish(
+        self, query: _Query, code: int, addresses: tuple[messages.Address, ...] = (), ttl_s: int = 0
+    ) -> None:
+        self._forget(query)
+        _reply(query.server, query.asked, code, addresses, ttl_s)
+
+    def _forget(self, query: _Query) -> None:
+        self._queries.discard(query)
+        query.server.pending.discard(query)
+        self._selector.unregister(query.upstream)
+        query.upstream.close()
+
+    def _end(self, server: _Server) -> None:
+        if server.socket.fileno() < 0:
+            return
+        for query in list(server.pending):
+            self._forget(query)
+        self._selector.unregister(server.socket)
+        server.socket.close()
+
+
+def _reply(
+    server: _Server,
+    asked: _Asked,
+    code: int,
+    addresses: tuple[messages.Address, ...] = (),
+    ttl_s: int = 0,
+) -> None:
+    with suppress(OSError):  # it does not listen any more
+        server.socket.sendto(messages.write_reply(asked.question, code, addresses, ttl_s), asked.asker)

@@ -1,0 +1,180 @@
+"""A policy's destinations as entries of the kernel's longest-prefix maps. Pure.
+
+All addresses are 128 bits wide: version 4 is written as ::ffff:a.b.c.d, and the programs turn NAT64 forms
+into that before they look. The kernel takes the entry with the longest prefix and no other, so an entry holds
+the ports of every rule that covers it. A rule wider than a private range does not reach into it: there the
+compiled table has an entry of its own with what was written for that range.
+"""
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from sandbox.errors import InvalidArgument
+from sandbox.policy import Network
+
+MAX_RANGES = 8  # of ports in one entry; egress.bpf.c has the same number
+FOREVER = 0
+_MAPPED = 0xFFFF << 32
+_NAT64 = 0x0064FF9B << 64  # of 64:ff9b::/96, without the last 32 bits
+_PROTOCOLS = {"tcp": 6, "udp": 17, "any": 0}
+_RANGE = struct.Struct("=QHHBxxx")  # until (monotonic ns), first, last, protocol
+_ENTRY = struct.Struct("=Q")  # number of ranges
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Prefix:
+    """The first `length` bits of a 128-bit address."""
+
+    value: int
+    length: int
+
+    def covers(self, other: "Prefix") -> bool:
+        """True for itself and what lies in it."""
+        return self.length <= other.length and (self.value ^ other.value) >> (128 - self.length) == 0
+
+    def packed(self) -> bytes:
+        """Network order, as in the maps."""
+        return self.value.to_bytes(16, "big")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ports:
+    """Ports of one protocol (6, 17; 0 is any), until a monotonic time or for ever."""
+
+    first: int
+    last: int
+    protocol: int
+    until_ns: int = FOREVER
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """These ports of these addresses."""
+
+    prefix: Prefix
+    ports: Ports
+
+
+Table = dict[Prefix, tuple[Ports, ...]]
+
+
+def prefix_of(text: str | IPv4Network | IPv6Network | IPv4Address | IPv6Address) -> Prefix:
+    """Of an address or network, in text or not; mapped and NAT64 forms become the version 4 that they are."""
+    net = ip_network(text)
+    value = int(net.network_address)
+    if isinstance(net, IPv4Network):
+        return Prefix(_MAPPED | value, 96 + net.prefixlen)
+    if net.prefixlen >= 96 and value >> 32 == _NAT64:
+        value = _MAPPED | value & 0xFFFFFFFF
+    return Prefix(value, net.prefixlen)
+
+
+def address_text(packed: bytes) -> str:
+    """Of 16 bytes as the maps have them: version 4 in its own notation."""
+    value = int.from_bytes(packed, "big")
+    return str(ip_address(value & 0xFFFFFFFF) if value >> 32 == 0xFFFF else IPv6Address(value))
+
+
+# Keeps version 4 out of rules such as ::/0.
+_VERSION_4 = "::ffff:0:0/96"
+# Ranges that a wider rule does not reach into, and that no name may resolve to.
+PRIVATE: tuple[Prefix, ...] = tuple(
+    map(
+        prefix_of,
+        (
+            *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+            *("192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4"),
+            *("::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16", "fc00::/7", "fe80::/10", "ff00::/8"),
+        ),
+    )
+)
+_ZONES = (prefix_of(_VERSION_4), *PRIVATE)
+
+# Where no policy leads: own loopback (which never is on the wire), link-local with the clouds' metadata, more
+# metadata, and forms of version 6 that hide a version 4 address.
+NOWHERE: tuple[str, ...] = (
+    *("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"),
+    *("100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32"),
+    *("::/96", "fe80::/10", "ff00::/8", "2001::/32", "2002::/16", "64:ff9b:1::/48"),
+    *("fd00:ec2::/32", "fd20:ce::254/128"),
+)
+EVERY_PORT = Ports(0, 65535, _PROTOCOLS["any"])
+
+
+def is_private(address: Prefix) -> bool:
+    """Whether no name may resolve to it."""
+    return any(zone.covers(address) for zone in PRIVATE)
+
+
+def rules_of(network: Network) -> tuple[Rule, ...]:
+    """The rules of a policy's destinations; names add theirs when they resolve."""
+    return tuple(
+        Rule(prefix_of(each.to), Ports(first, last, _PROTOCOLS[each.protocol]))
+        for each in network.destinations
+        for first, last in each.ranges()
+    )
+
+
+def name_ports(ranges: Iterable[tuple[int, int]], protocol: str, until_ns: int) -> tuple[Ports, ...]:
+    """Ports of a resolved name."""
+    return tuple(Ports(first, last, _PROTOCOLS[protocol], until_ns) for first, last in ranges)
+
+
+def reaches(rule: Rule, place: Prefix) -> bool:
+    """Whether a rule speaks of this address or prefix: it covers it, and no private range stands between."""
+    if not rule.prefix.covers(place):
+        return False
+    return not any(zone.covers(place) and _is_wider(rule.prefix, zone) for zone in _ZONES)
+
+
+def compile_table(rules: Iterable[Rule], *, with_zones: bool = True) -> Table:
+    """Entries such that the longest prefix of any address has exactly the ports of the rules that reach it.
+    InvalidArgument when more than MAX_RANGES different ranges meet in one place."""
+    all_rules = tuple(rules)
+    places = {rule.prefix for rule in all_rules}
+    if with_zones:
+        places |= {zone for zone in _ZONES if any(_is_wider(each, zone) for each in tuple(places))}
+    return {place: _merged(all_rules, place, with_zones) for place in places}
+
+
+def entry_at(rules: Iterable[Rule], place: Prefix) -> tuple[Ports, ...]:
+    """What `compile_table` has for one place. InvalidArgument as there."""
+    return _merged(tuple(rules), place, with_zones=True)
+
+
+def _is_wider(prefix: Prefix, than: Prefix) -> bool:
+    return prefix.length < than.length and prefix.covers(than)
+
+
+def _merged(rules: tuple[Rule, ...], place: Prefix, with_zones: bool) -> tuple[Ports, ...]:
+    speaking = (rule for rule in rules if (reaches(rule, place) if with_zones else rule.prefix.covers(place)))
+    longest: dict[tuple[int, int, int], int] = {}
+    for ports in (rule.ports for rule in speaking):
+        key = (ports.first, ports.last, ports.protocol)
+        known = longest.get(key, -1)
+        forever = FOREVER in (known, ports.until_ns)
+        longest[key] = FOREVER if forever else max(known, ports.until_ns)
+    if len(longest) > MAX_RANGES:
+        raise InvalidArgument(
+            f"network: {len(longest)} ranges of ports meet at {address_text(place.packed())}",
+            hint=f"at most {MAX_RANGES} fit; join neighbouring ports into ranges",
+        )
+    return tuple(Ports(*key, until_ns) for key, until_ns in sorted(longest.items()))
+
+
+def pack_entry(ports: tuple[Ports, ...]) -> bytes:
+    """struct entry of egress.bpf.c."""
+    ranges = b"".join(_RANGE.pack(each.until_ns, each.first, each.last, each.protocol) for each in ports)
+    return _ENTRY.pack(len(ports)) + ranges.ljust(MAX_RANGES * _RANGE.size, b"\0")
+
+
+def pack_allow_key(sandbox: int, generation: int, prefix: Prefix) -> bytes:
+    """struct allow_key: bits of the prefix, the sandbox's cgroup id, its generation, the address."""
+    return struct.pack("=IQI", 96 + prefix.length, sandbox, generation) + prefix.packed()
+
+
+def pack_deny_key(prefix: Prefix) -> bytes:
+    """struct deny_key."""
+    return struct.pack("=I", prefix.length) + prefix.packed()

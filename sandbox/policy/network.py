@@ -1,0 +1,111 @@
+"""Where a sandbox may connect to: the network part of a policy. What is not said is refused."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from ipaddress import IPv4Network, IPv6Network
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+
+Protocol = Literal["tcp", "udp"]
+MAX_RULES = 256  # of a kind, in one document
+ANY_NAME = "*"
+_SERVICES_FILE = Path(__file__).with_name("services.toml")
+_LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
+
+
+def _checked_port(value: int | str) -> int | str:
+    low, high = port_range(value)
+    if not 1 <= low <= high <= 65535:
+        raise ValueError(f"{value!r} is no port and no range of ports; write 443 or '8000-8010'")
+    return value
+
+
+def port_range(value: int | str) -> tuple[int, int]:
+    """First and last of 443, "443" or "8000-8010". ValueError for text that is neither."""
+    first, _, last = str(value).partition("-")
+    if not first.isdecimal() or not (last or first).isdecimal():
+        raise ValueError(f"{value!r} is no port and no range of ports; write 443 or '8000-8010'")
+    return int(first), int(last or first)
+
+
+def _checked_domain(value: str) -> str:
+    """Lower case, without the final dot."""
+    name = value.lower().removesuffix(".")
+    labels = name.removeprefix("*.").split(".")
+    if name == ANY_NAME:
+        return name
+    if len(labels) < 2 or len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise ValueError(
+            f"{value!r} is no domain; write 'example.org', or '*.example.org' for all below it, "
+            "in ASCII (xn--...)"
+        )
+    if labels[-1].isdecimal():
+        raise ValueError(f"{value!r} is an address; write it under `destinations`")
+    return name
+
+
+Port = Annotated[int | str, AfterValidator(_checked_port)]
+Domain = Annotated[str, AfterValidator(_checked_domain)]
+
+
+class _Rule(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # 443 or "8000-8010"; at least one.
+    ports: tuple[Port, ...] = Field(min_length=1, max_length=8)
+    protocol: Protocol = "tcp"
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """First and last port of each."""
+        return (port_range(each) for each in self.ports)
+
+
+class Destination(_Rule):
+    """Addresses. One that lies in a private range must be written as such: wider rules leave those out."""
+
+    # "203.0.113.7", "198.51.100.0/24", "2001:db8::/32"
+    to: IPv4Network | IPv6Network
+
+
+class Names(_Rule):
+    """What these names resolve to, for as long as the answer holds; private addresses never."""
+
+    # "example.org" is that name alone, "*.example.org" all below it, "*" every name.
+    domains: tuple[Domain, ...] = Field(min_length=1, max_length=MAX_RULES)
+
+
+class Network(BaseModel):
+    """Allowed destinations. Nothing in it: nothing is allowed, and names do not resolve."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    destinations: tuple[Destination, ...] = Field(default=(), max_length=MAX_RULES)
+    names: tuple[Names, ...] = Field(default=(), max_length=MAX_RULES)
+    # of services.toml: "pypi", "npm", "debian" and others
+    services: tuple[str, ...] = Field(default=(), max_length=MAX_RULES)
+
+    @field_validator("services")
+    @classmethod
+    def _services_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in known_services():
+                raise ValueError(f"{name!r} is unknown; use {', '.join(sorted(known_services()))}")
+        return value
+
+    def all_names(self) -> tuple[Names, ...]:
+        """Those written and those of the services."""
+        return (*self.names, *(known_services()[each] for each in self.services))
+
+
+@cache
+def known_services() -> dict[str, Names]:
+    """The services of services.toml, by name."""
+    tables = tomllib.loads(_SERVICES_FILE.read_text())
+    return {
+        name: Names(domains=tuple(table["domains"]), ports=tuple(table["ports"]))
+        for name, table in tables.items()
+    }

@@ -1,0 +1,154 @@
+"""Policies as entries of longest-prefix maps: the entry that the kernel finds has what the rules say."""
+
+from ipaddress import ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.egress import rules
+from sandbox.egress.connection import matches
+from sandbox.egress.rules import (
+    FOREVER,
+    NOWHERE,
+    PRIVATE,
+    Ports,
+    Prefix,
+    Rule,
+    compile_table,
+    prefix_of,
+    reaches,
+)
+from sandbox.errors import InvalidArgument
+from sandbox.policy import Destination, Network
+
+PLACES = (
+    "0.0.0.0/0",
+    "10.0.0.0/8",
+    "10.1.0.0/16",
+    "10.1.2.0/24",
+    "10.1.2.3/32",
+    "203.0.113.0/24",
+    "203.0.113.7/32",
+)
+PLACES_6 = (
+    "::/0",
+    "2000::/3",
+    "2001:db8::/32",
+    "2001:db8::7/128",
+    "fd00::/8",
+    "fd00::7/128",
+    "64:ff9b::cb00:7107/128",
+)
+ADDRESSES = (
+    *("10.1.2.3", "10.1.2.4", "10.9.9.9", "203.0.113.7", "203.0.113.8", "8.8.8.8", "192.168.0.1"),
+    *(
+        "2001:db8::7",
+        "2001:db8::8",
+        "2a00::1",
+        "fd00::7",
+        "fd00::8",
+        "::ffff:203.0.113.7",
+        "64:ff9b::203.0.113.7",
+    ),
+)
+
+ports = st.builds(
+    Ports, st.sampled_from([1, 80, 443]), st.sampled_from([443, 8000]), st.sampled_from([0, 6, 17])
+)
+some_rules = st.lists(st.builds(Rule, st.sampled_from(PLACES + PLACES_6).map(prefix_of), ports), max_size=7)
+
+
+def longest(table: rules.Table, address: Prefix) -> tuple[Ports, ...]:
+    """What the kernel finds."""
+    covering = [prefix for prefix in table if prefix.covers(address)]
+    return table[max(covering, key=lambda each: each.length)] if covering else ()
+
+
+@given(some_rules, st.sampled_from(ADDRESSES).map(prefix_of))
+def test_the_longest_prefix_has_all_that_reaches_an_address(written: list[Rule], address: Prefix):
+    expected = {rule.ports for rule in written if reaches(rule, address)}
+    assert set(longest(compile_table(written), address)) == expected
+
+
+@given(some_rules, st.sampled_from(ADDRESSES).map(prefix_of))
+def test_without_zones_every_covering_rule_counts(written: list[Rule], address: Prefix):
+    expected = {rule.ports for rule in written if rule.prefix.covers(address)}
+    assert set(longest(compile_table(written, with_zones=False), address)) == expected
+
+
+def compiled(*nets: str) -> rules.Table:
+    network = Network(destinations=tuple(Destination(to=ip_network(net), ports=(80,)) for net in nets))
+    return compile_table(rules.rules_of(network))
+
+
+@pytest.mark.parametrize("private", ["10.1.2.3", "127.0.0.1", "169.254.169.254", "192.168.1.1", "198.18.0.9"])
+def test_private_ranges_must_be_written(private: str):
+    address = prefix_of(private)
+    assert longest(compiled("0.0.0.0/0", "::/0"), address) == ()
+    assert longest(compiled("0.0.0.0/0", private), address) != ()
+
+
+def test_all_of_version_6_has_no_version_4_in_it():
+    assert longest(compiled("::/0"), prefix_of("203.0.113.7")) == ()
+    assert longest(compiled("::/0"), prefix_of("2a00::1")) != ()
+    assert longest(compiled("::/0"), prefix_of("fd00::1")) == ()
+
+
+def test_forms_of_one_address_are_one_prefix():
+    forms = ("203.0.113.7", "::ffff:203.0.113.7", "64:ff9b::203.0.113.7")
+    assert len({prefix_of(form) for form in forms}) == 1
+    assert rules.address_text(prefix_of(forms[0]).packed()) == "203.0.113.7"
+    assert rules.address_text(prefix_of("2001:db8::7").packed()) == "2001:db8::7"
+
+
+def test_no_name_leads_to_private_addresses_or_nowhere():
+    for net in NOWHERE[:5]:
+        assert any(zone.covers(prefix_of(net)) for zone in PRIVATE)
+    for address in ("10.0.0.1", "::1", "fd00::1", "64:ff9b::10.0.0.1", "::ffff:127.0.0.1", "2002:a00:1::"):
+        assert rules.is_private(prefix_of(address))
+    assert not rules.is_private(prefix_of("203.0.113.7"))
+
+
+def test_the_later_of_two_ends_holds():
+    place = prefix_of("203.0.113.7")
+    ends = [Rule(place, Ports(443, 443, 6, until)) for until in (5, 9, 7)]
+    assert compile_table(ends)[place] == (Ports(443, 443, 6, 9),)
+    assert compile_table([*ends, Rule(place, Ports(443, 443, 6))])[place] == (Ports(443, 443, 6, FOREVER),)
+
+
+def test_more_ranges_than_an_entry_holds_are_refused():
+    place = prefix_of("203.0.113.7")
+    with pytest.raises(InvalidArgument, match=r"9 ranges of ports meet at 203\.0\.113\.7"):
+        compile_table(Rule(place, Ports(port, port, 6)) for port in range(1, 10))
+
+
+def test_keys_and_entries_are_as_the_programs_read_them():
+    place = prefix_of("203.0.113.0/24")
+    key = rules.pack_allow_key(0x1122334455667788, 7, place)
+    assert len(key) == 4 + 8 + 4 + 16
+    assert key[:4] == (96 + 96 + 24).to_bytes(4, "little")
+    assert key[16:] == bytes(10) + b"\xff\xff\xcb\x00\x71\x00"
+    assert rules.pack_deny_key(place) == (96 + 24).to_bytes(4, "little") + key[16:]
+    entry = rules.pack_entry((Ports(80, 81, 6, 5),))
+    assert len(entry) == 8 + 8 * 16
+    assert entry[:22] == bytes([1, *[0] * 7, 5, *[0] * 7, 80, 0, 81, 0, 6, 0])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("example.org", "example.org", True),
+        ("example.org", "www.example.org", False),
+        ("example.org", "evil-example.org", False),
+        ("example.org", "example.org.evil.com", False),
+        ("*.example.org", "www.example.org", True),
+        ("*.example.org", "a.b.example.org", True),
+        ("*.example.org", "example.org", False),
+        ("*.example.org", ".example.org", False),
+        ("*.example.org", "evilexample.org", False),
+        ("*", "anything.at.all", True),
+    ],
+)
+def test_a_domain_is_itself_or_what_is_below_it(pattern: str, name: str, expected: bool):
+    assert matches(pattern, name) is expected

@@ -1,0 +1,89 @@
+"""The network part of a policy: what it takes, and what it says of the rest."""
+
+from ipaddress import ip_network
+
+import pytest
+from pydantic import ValidationError
+
+from sandbox import Policy
+from sandbox.errors import InvalidArgument
+from sandbox.policy import Destination, Names, Network, presets
+from sandbox.policy.network import known_services
+
+
+def test_the_default_is_no_network():
+    assert Policy().network == "none"
+    assert Network().destinations == Network().names == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"to": "10.0.0.1/8", "ports": [80]}, "to"),
+        ({"to": "example.org", "ports": [80]}, "to"),
+        ({"to": "10.0.0.1", "ports": []}, "ports"),
+        ({"to": "10.0.0.1", "ports": [0]}, "ports"),
+        ({"to": "10.0.0.1", "ports": [65536]}, "ports"),
+        ({"to": "10.0.0.1", "ports": ["9-8"]}, "ports"),
+        ({"to": "10.0.0.1", "ports": ["http"]}, "ports"),
+        ({"to": "10.0.0.1", "ports": [80], "protocol": "icmp"}, "protocol"),
+        ({"to": "10.0.0.1", "ports": [80], "port": 80}, "port"),
+    ],
+)
+def test_a_bad_destination_names_its_field(fields: dict[str, object], named: str):
+    with pytest.raises(ValidationError) as caught:
+        Destination.model_validate(fields)
+    assert named in {str(each["loc"][0]) for each in caught.value.errors()}
+
+
+@pytest.mark.parametrize(
+    "domain", ["", "org", "*.org", "*", "a..b", "-a.org", "1.2.3.4", "bücher.de", "a.*.org"]
+)
+def test_domains_are_names_below_a_top_level(domain: str):
+    if domain == "*":
+        assert Names(domains=(domain,), ports=(443,)).domains == ("*",)
+        return
+    with pytest.raises(ValidationError, match="domains"):
+        Names(domains=(domain,), ports=(443,))
+
+
+def test_domains_are_kept_in_lower_case_without_the_final_dot():
+    assert Names(domains=("Example.ORG.",), ports=(443,)).domains == ("example.org",)
+
+
+def test_ports_may_be_ranges():
+    destination = Destination(to=ip_network("10.0.0.1"), ports=(80, "8000-8010", "443"))
+    assert list(destination.ranges()) == [(80, 80), (8000, 8010), (443, 443)]
+
+
+def test_services_are_those_of_the_file():
+    assert {"pypi", "npm", "debian", "crates", "go"} <= set(known_services())
+    assert Network(services=("pypi",)).all_names()[0].domains == ("pypi.org", "files.pythonhosted.org")
+    with pytest.raises(ValidationError, match="unknown; use crates"):
+        Network(services=("pipy",))
+
+
+def test_presets():
+    assert presets.preset("offline").network == presets.preset("grader").network == "none"
+    index = presets.preset("package-index-only").network
+    assert isinstance(index, Network)
+    assert index.destinations == ()
+    opened = presets.preset("open").network
+    assert isinstance(opened, Network)
+    assert {str(each.to) for each in opened.destinations} == {"0.0.0.0/0", "::/0"}
+    for gateway, to in (("10.0.0.5:8000", "10.0.0.5/32"), ("[fd00::5]:8000", "fd00::5/128")):
+        agent = presets.preset("agent", gateway=gateway).network
+        assert isinstance(agent, Network)
+        assert [(str(each.to), each.ports) for each in agent.destinations] == [(to, ("8000",))]
+        assert agent.all_names() == ()
+
+
+def test_presets_say_what_they_lack():
+    for name, gateway in (
+        ("agent", None),
+        ("agent", "10.0.0.5"),
+        ("offline", "10.0.0.5:1"),
+        ("closed", None),
+    ):
+        with pytest.raises(InvalidArgument, match=r"gateway|preset='closed'"):
+            presets.preset(name, gateway=gateway)
