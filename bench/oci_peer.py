@@ -1,0 +1,161 @@
+"""Sandboxes as one makes them with crun, runc or bubblewrap alone: the same root, limits and table of calls.
+
+The root is an overlay of the image's skeleton, mounted when the sandbox is made. The process that measures
+lies in a mount namespace of its own, in which version 2 cgroups are hidden: crun takes no hybrid.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from sandbox.images import Image, prepare_image
+from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
+from sandbox.policy.seccomp import filter_program, oci_seccomp, this_machine
+from sandbox.substrates.oci import oci_config
+
+_NEW_MOUNTS = 0x00020000
+_PRIVATE, _RECURSIVE, _DETACH = 1 << 18, 1 << 14, 2
+_UNIFIED = Path("/sys/fs/cgroup/unified")
+_FIRST_UID, _UIDS = 0x60000000, 65536
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_GROUP = "dockyard-peer"
+TRUE = "/usr/bin/true"
+MEMORY_BYTES, PIDS = 512 << 20, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One tool and how it makes a sandbox."""
+
+    name: str
+    program: str
+
+
+def peers() -> tuple[Peer, ...]:
+    """Those that are installed."""
+    found = [(name, shutil.which(name)) for name in ("crun", "runc", "bwrap")]
+    return tuple(Peer(name, program) for name, program in found if program is not None)
+
+
+def enter_own_mounts() -> None:
+    """For the rest of this process. OSError without root."""
+    _checked(_LIBC.unshare(_NEW_MOUNTS), "unshare")
+    _checked(_LIBC.mount(b"none", b"/", None, _RECURSIVE | _PRIVATE, None), "make mounts private")
+    if _UNIFIED.is_mount():
+        _checked(_LIBC.umount2(bytes(_UNIFIED), _DETACH), "hide version 2 cgroups")
+
+
+class Workshop:
+    """A folder with bundles. Sandboxes of several threads may be made at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._numbers = folder, count()
+        folder.chmod(0o711)  # the sandboxes' uid walks through
+        state = default_state_dir()
+        self.image = prepare_image("host", state_dir=state, init=INIT_BINARY, toolkit=default_toolkit(state))
+        self._skeleton = _owned_copy(self.image.skeleton, folder / "skeleton")
+        (folder / "filter").write_bytes(filter_program(this_machine()))
+
+    def bundle(self, args: Sequence[str]) -> "Bundle":
+        """A place for one sandbox; nothing is mounted yet. Not timed."""
+        place = self._folder / str(next(self._numbers))
+        for name in ("upper", "work", "root"):
+            (place / name).mkdir(parents=True)
+        (place / "config.json").write_text(json.dumps(_config(self.image, args, place.name)))
+        os.chown(place / "upper", _FIRST_UID, _FIRST_UID)
+        return Bundle(place, self._skeleton, self._folder / "filter", self.image)
+
+    def close(self) -> None:
+        """Removes the groups above those that the runtimes have removed."""
+        for parent in Path("/sys/fs/cgroup").glob(f"*/{_GROUP}"):
+            for group in (*parent.glob("*"), parent):
+                with suppress(OSError):  # a file of the kernel's, or in use by another
+                    group.rmdir()
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """`mount` and `command` are what is timed; `remove` cleans up."""
+
+    place: Path
+    skeleton: Path
+    filter: Path
+    image: Image
+
+    def mount(self) -> None:
+        options = f"lowerdir={self.skeleton},upperdir={self.place}/upper,workdir={self.place}/work"
+        _checked(
+            _LIBC.mount(b"overlay", bytes(self.place / "root"), b"overlay", 0, options.encode()), "overlay"
+        )
+
+    def run(self, peer: Peer) -> None:
+        """Makes the sandbox, waits for its program. CalledProcessError where that fails."""
+        self.mount()
+        subprocess.run(self.command(peer), check=True, stdin=subprocess.DEVNULL, cwd=self.place)
+
+    def command(self, peer: Peer, *words: str) -> list[str]:
+        """`run` by default; another of an OCI runtime's commands with its words."""
+        if peer.name == "bwrap":
+            return ["sh", "-c", f'exec "$@" 9<{self.filter}', "sh", *self._bubblewrap(peer.program), TRUE]
+        return [peer.program, "--root", str(self.place / "state"), *(words or ("run", self.name))]
+
+    @property
+    def name(self) -> str:
+        return f"peer-{os.getpid()}-{self.place.name}"
+
+    def remove(self) -> None:
+        _LIBC.umount2(bytes(self.place / "root"), _DETACH)
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def _bubblewrap(self, program: str) -> list[str]:
+        words = [program, "--unshare-all", "--clearenv", "--cap-drop", "ALL", "--uid", "0", "--gid", "0"]
+        words += ["--seccomp", "9", "--bind", str(self.place / "root"), "/"]
+        words += ["--proc", "/proc", "--dev", "/dev"]
+        for bind in self.image.binds:
+            words += ["--ro-bind", str(bind.source), bind.target]
+        return [*words, "--"]
+
+
+def _config(image: Image, args: Sequence[str], name: str) -> dict[str, Any]:
+    config = oci_config(args, owner_uid=_FIRST_UID, cgroup=f"/{_GROUP}/{os.getpid()}-{name}")
+    config["root"] = {"path": "root", "readonly": False}
+    config["linux"]["namespaces"] = [
+        {"type": kind} for kind in ("user", "pid", "mount", "ipc", "uts", "cgroup", "network")
+    ]
+    config["linux"]["seccomp"] = oci_seccomp(this_machine())
+    config["linux"]["resources"] = {
+        "memory": {"limit": MEMORY_BYTES},
+        "pids": {"limit": PIDS},
+        "cpu": {"quota": 200_000, "period": 100_000},
+    }
+    read_only = ["rbind", "ro", "nosuid", "nodev"]
+    config["mounts"] += [
+        {"destination": bind.target, "type": "bind", "source": str(bind.source), "options": read_only}
+        for bind in image.binds
+    ]
+    config["process"]["env"] = [f"{key}={value}" for key, value in image.env.items()]
+    return config
+
+
+def _owned_copy(skeleton: Path, target: Path) -> Path:
+    """A runtime makes what is missing of a root as the sandbox's own uid, so that owns it."""
+    shutil.copytree(skeleton, target, symlinks=True)
+    for path in (target, *target.rglob("*")):
+        os.chown(path, _FIRST_UID, _FIRST_UID, follow_symlinks=False)
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(0o755)
+    return target
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
