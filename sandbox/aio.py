@@ -63,6 +63,19 @@ class AsyncSandbox:
         """False once it has ended, for whatever reason."""
         return self._sandbox.is_running
 
+    async def pause(self) -> None:
+        """See `Sandbox.pause`."""
+        await _threaded(self._sandbox.pause)
+
+    async def resume(self) -> None:
+        """See `Sandbox.resume`."""
+        await _threaded(self._sandbox.resume)
+
+    @property
+    def is_paused(self) -> bool:
+        """See `Sandbox.is_paused`."""
+        return self._sandbox.is_paused
+
     async def kill(self) -> None:
         """Ends the sandbox. Idempotent; completes even when cancelled."""
         await _uncancelled(self._sandbox.kill)

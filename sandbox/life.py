@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from protocol.clock import Clock
@@ -10,6 +11,7 @@ from sandbox.cgroups import Counters
 from sandbox.errors import GoneReason, SandboxGone
 from sandbox.limits import Limits
 from sandbox.ownership import Ownership
+from sandbox.pausing import Freezer
 from sandbox.wire import Frame
 
 _GONE_TEXT: dict[GoneReason, str] = {
@@ -37,6 +39,8 @@ class Life:
         self._num_active = 0
         self._last_used_ns = clock.now_ns()
         self._expires_ns = self._last_used_ns + int(limits.lifetime_s * 1e9)
+        self.freezer = Freezer(ownership.groups.unified, clock, self._on_resume)
+        self.wake: Callable[[], None] = lambda: None  # the channel's, once there is one
 
     def end(self, reason: GoneReason) -> None:
         """Kills init, and with it the whole sandbox. The first reason stays. Does not block."""
@@ -45,6 +49,7 @@ class Life:
             if self._init is not None:
                 with suppress(ProcessLookupError):  # it was quicker
                     signal.pidfd_send_signal(self._init, signal.SIGKILL)
+        self.freezer.resume()  # what is outside of init, such as its launcher, ends by itself
 
     def close(self) -> None:
         """Lets go of the handle. Idempotent."""
@@ -70,8 +75,17 @@ class Life:
         """Ends a sandbox that does not end a command."""
         self.end("broken")
 
+    def paused_ns(self) -> int | None:
+        """How long it has been paused so far; None while it is."""
+        return None if self.freezer.is_paused else self.freezer.paused_ns()
+
+    def touch(self) -> None:
+        """Something is asked of the sandbox, which a paused one cannot do."""
+        self.freezer.resume()
+
     def begin(self) -> None:
-        """Something starts to run in the sandbox: it is not idle."""
+        """Something starts to run in the sandbox: it is not idle, nor paused."""
+        self.touch()
         with self._lock:
             self._num_active += 1
 
@@ -95,9 +109,14 @@ class Life:
         with self._lock:
             if self._reason is not None:
                 return None
-            if self._limits.idle_s is None or self._num_active > 0:
+            if self._limits.idle_s is None or self._num_active > 0 or self.freezer.is_paused:
                 return self._expires_ns
             return min(self._expires_ns, self._last_used_ns + int(self._limits.idle_s * 1e9))
+
+    def _on_resume(self) -> None:
+        with self._lock:
+            self._last_used_ns = self._clock.now_ns()
+        self.wake()
 
     def on_deadline(self) -> None:
         """Channel thread: one of the two is over."""

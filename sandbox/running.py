@@ -49,7 +49,15 @@ class Host(Protocol):
         ...
 
     def begin(self) -> None:
-        """A command or file operation starts."""
+        """A command or file operation starts; a paused sandbox goes on."""
+        ...
+
+    def touch(self) -> None:
+        """Something is asked of one that runs; a paused sandbox goes on."""
+        ...
+
+    def paused_ns(self) -> int | None:
+        """How long the sandbox has been paused so far; None while it is."""
         ...
 
     def finish(self) -> None:
@@ -87,12 +95,13 @@ class RunningCommand:
         self._verdict: Reason | None = None  # why we ended it, where we did
         self._before = host.counters()
         self._started_ns = clock.now_ns()
-        self._deadline_ns = self._started_ns + call.timeout_ns
+        self._deadline_ns, self._paused_before_ns = self._started_ns + call.timeout_ns, 0
         self._id: int | None = None
 
     def start(self) -> "RunningCommand":
         """Sends it off. Raises SandboxGone."""
         self._host.begin()
+        self._paused_before_ns = self._host.paused_ns() or 0
         self._id = self._channel.open(self, Kind.EXEC, self._call.payload)
         if self._id is None:
             self._host.finish()
@@ -160,19 +169,21 @@ class RunningCommand:
         self._resolve(self._result(None if reason == "lost" else 128 + SIGKILL, reason))
 
     def deadline_ns(self) -> int | None:
-        """The end of its time, then the end of init's grace."""
-        return self._deadline_ns
+        """The end of its time, then the end of init's grace. Time stands still for a paused sandbox."""
+        paused_ns = self._host.paused_ns()
+        return None if paused_ns is None else self._deadline_ns + paused_ns - self._paused_before_ns
 
     def on_deadline(self) -> None:
         """Channel thread: its time is over, or init did not manage to end it."""
         if self._verdict is None:
             self._end("timeout")
         else:
-            self._deadline_ns = self._clock.now_ns() + KILL_GRACE_NS
+            self._give_grace()
             self._host.break_off()
 
     def _send_input(self, id: int, piece: bytes | None) -> None:
         if piece is not None:
+            self._host.touch()
             self._channel.send(id, Kind.STDIN, piece)
 
     def _take_output(self, stream: int, data: bytes) -> None:
@@ -185,9 +196,14 @@ class RunningCommand:
     def _end(self, verdict: Reason) -> None:
         if self._verdict is not None or self._id is None or self.future.done():
             return
+        self._host.touch()
         self._verdict = verdict
-        self._deadline_ns = self._clock.now_ns() + KILL_GRACE_NS
+        self._give_grace()
         self._channel.send(self._id, Kind.KILL)
+
+    def _give_grace(self) -> None:
+        self._paused_before_ns = self._host.paused_ns() or 0
+        self._deadline_ns = self._clock.now_ns() + KILL_GRACE_NS
 
     def _finish(self, ending: int, value: int) -> None:
         if ending == Ending.FAILED_CHDIR:

@@ -48,6 +48,12 @@ class Owner:
     def begin(self) -> None:
         self.num_open += 1
 
+    def touch(self) -> None:
+        pass
+
+    def paused_ns(self) -> int | None:
+        return 0
+
     def finish(self) -> None:
         self.num_open -= 1
 
