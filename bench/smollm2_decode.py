@@ -5,8 +5,9 @@ and in changing order, so that a machine that slows down slows all; the figures 
 the ratios medians of the rounds' ratios. Measured are decoding of one sequence (the value is `fast`'s),
 prompts, and sixteen sequences at once. llama.cpp's stages are timed by its own clock, ours around the steps
 of the engine; sixteen at once are timed from the first submission to the last token, on both sides. llama.cpp
-rounds activations to 8 bits and multiplies in integers, as `fast` does; `exact` computes in float32. Hence a
-third target: on the same text, the most likely token of `fast` is that of `exact` as often as llama.cpp's is.
+rounds activations to 8 bits and multiplies in integers, `fast` does so with 16 bits, `exact` computes in
+float32. Hence a third target: on the same text, the most likely token of `fast` is that of `exact` as often
+as llama.cpp's is.
 """
 
 import os

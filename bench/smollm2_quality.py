@@ -1,4 +1,4 @@
-"""What 8-bit activations cost: `fast` and llama.cpp against `exact`, fed with the same text.
+"""What rounded activations cost: `fast` (16 bits) and llama.cpp (8) against `exact`, on the same text.
 
 N positions of the text, V vocabulary.
 """

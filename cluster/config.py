@@ -26,7 +26,7 @@ class WorkersConfig(BaseModel):
     max_sequences: int = Field(default=16, ge=1)  # in one decode step
     token_budget: int = Field(default=256, ge=1)  # rows a step
     operations: Literal["auto", "c", "torch"] = "auto"
-    # fast: activations in 8 bits, faster than exact and about as near to float32 as llama.cpp is
+    # fast: activations in 16 bits, products in integers; the tokens of exact but for near ties
     profile: Literal["exact", "fast"] = "fast"
 
 

@@ -14,7 +14,7 @@ class EngineConfig(BaseModel):
     role: Role = "both"  # prefill stops after the first token and hands over; decode takes over
     threads: int = Field(default=2, ge=1)  # of the CPU kernels; changes no bit of the output
     operations: Literal["auto", "c", "torch"] = "auto"  # auto: the C library where it is built
-    profile: Literal["exact", "fast"] = "exact"  # fast: activations in 8 bits, products in integers
+    profile: Literal["exact", "fast"] = "exact"  # fast: activations in 16 bits, products in integers
     replay: bool = True  # decoder layers see a window of each prompt (DeepSeek-V4.1); false runs all its rows
     # DeepSeek: `released` rounds caches as in training; auto does so for V4.1 where its widths
     # allow it, and for V4 where the weights have the release's formats too

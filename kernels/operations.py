@@ -22,7 +22,7 @@ Profile = Literal["exact", "fast"]
 class Weight:
     """A matrix [rows, columns] as its file stores it: uint8 [rows, row_bytes], or float32 [N, K].
 
-    Packed, it is uint8 [ceil(rows / 16), 16 row_bytes] in the order of kernels/cpu/packing.py.
+    Packed, it is uint8 [ceil(rows / 32), 32 row_bytes] in the order of kernels/cpu/packing.py.
     """
 
     data: Tensor

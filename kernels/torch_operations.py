@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.decoder import run_layers
-from kernels.int8_product import int8_product
+from kernels.integer_product import integer_product
 from kernels.operations import Decoder, DecoderStack, Profile, Rope, Rows, Weight
 from kernels.paged_attention import paged_attention
 from kernels.q4_1_gemv import dequantise_q4_1, q4_1_gemv
@@ -41,7 +41,7 @@ class TorchOperations:
 
     def linear(self, x_MK: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
         return [
-            int8_product(x_MK, weight)
+            integer_product(x_MK, weight)
             if self.profile == "fast" and weight.format != "f32"
             else self._product(x_MK, weight)
             for weight in weights

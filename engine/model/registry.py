@@ -36,7 +36,7 @@ def load_model(
     """Load a model by built-in name, GGUF file, or folder with config.json and safetensors.
 
     Arithmetic is in `dtype`. A GGUF file's weights stay memory-mapped as the file has them; the profile
-    `fast` rounds activations to 8 bits, multiplies in integers, and packs a copy of the weights for it.
+    `fast` rounds activations to 16 bits, multiplies in integers, and packs a copy of the weights for it.
     Weights of a folder are dequantised. `replay` and `caches`: see `EngineConfig`. Blocks for as long as
     reading takes.
     Raises UnknownModel, BrokenModelFile, MissingCapability.

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from protocol.errors import DockyardError, MissingCapability
 
-SOURCES = ("linear.c", "int8.c", "pointwise.c", "attention.c", "decoder.c")
-HEADERS = ("vector.h", "dot.h", "weight.h", "operations.h")
+SOURCES = ("linear.c", "integer.c", "pointwise.c", "attention.c", "decoder.c")
+HEADERS = ("vector.h", "pairs.h", "weight.h", "operations.h")
 FLAGS = (
     "-O3",
     "-march=native",

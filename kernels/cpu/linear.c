@@ -140,7 +140,7 @@ int dockyard_linear(const struct weight *weights, int32_t count, const float *x,
     int status = 0;
     for (int32_t i = 0, n; i < count && status == 0; i += n) {
         for (n = 1; i + n < count && weights[i + n].packed == weights[i].packed;) n++;
-        status = (weights[i].packed ? linear_int8 : linear_float)(weights + i, n, x, m, k, threads);
+        status = (weights[i].packed ? linear_integer : linear_float)(weights + i, n, x, m, k, threads);
     }
     return status;
 }

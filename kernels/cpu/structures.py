@@ -22,7 +22,7 @@ def check_weight(weight: Weight, columns: int) -> None:
 
 
 def row_bytes(weight: Weight) -> int:
-    """Of one row; packed, a sixteenth of a group."""
+    """Of one row; packed, its share of a group."""
     return weight.data.stride(0) * weight.data.element_size() // _group(weight)
 
 

@@ -7,12 +7,12 @@ enum format { F32 = 0, Q4_1 = 3, Q8_0 = 8 }; /* the numbers that GGML gives to i
 enum { BLOCK = 32 };                         /* weights that share a scale */
 
 struct weight {
-    const uint8_t *data; /* N rows of row_bytes, or packed: groups of sixteen rows of 16 * row_bytes */
+    const uint8_t *data; /* N rows of row_bytes, or packed: groups of 32 rows, 32 * row_bytes each */
     float *out;          /* [M, N] */
     int64_t rows;        /* N */
     int64_t row_bytes;
     int32_t format;
-    int32_t packed; /* multiplied in integers (int8.c) */
+    int32_t packed; /* multiplied in integers (integer.c) */
 };
 
 /* Groups of `size` rows that a list of weights has; the last group of each may be smaller. */
@@ -32,7 +32,7 @@ static inline const struct weight *owner(const struct weight *weights, int64_t s
 }
 
 /* Products with weights that are all packed, or all not. They return what dockyard_linear does. */
-int linear_int8(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
+int linear_integer(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
                 int32_t threads);
 int linear_float(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
                  int32_t threads);

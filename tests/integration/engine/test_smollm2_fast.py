@@ -71,10 +71,10 @@ def test_two_threads_give_the_same_bits(fast: LlamaModel, prompts: list[list[int
 
 
 def test_the_fallback_agrees(fast: LlamaModel, prompts: list[list[int]]) -> None:
-    """Not to the last bit: a float that is rounded otherwise can move an activation to its neighbour."""
+    """Not to the last bit: sums of floats are rounded otherwise."""
     fallback = load_model("smollm2", threads=1, operations="torch", profile="fast")
     ours, theirs = (model.logits(prompts[0][:12]).log_softmax(1) for model in (fast, fallback))
-    assert float((ours.exp() * (ours - theirs)).sum(1).mean()) < 0.02
+    assert float((ours.exp() * (ours - theirs)).sum(1).mean()) < 1e-4
 
 
 def test_engines_give_the_same_tokens_on_every_path(smollm2_file: Path, prompts: list[list[int]]) -> None:
@@ -91,10 +91,10 @@ def test_engines_give_the_same_tokens_on_every_path(smollm2_file: Path, prompts:
     assert finish_disaggregated(engine(role="prefill"), engine(role="decode"), requests) == expected
 
 
-def test_is_as_near_to_float32_as_llama_cpp(
+def test_is_nearer_to_float32_than_llama_cpp(
     smollm2: LlamaModel, fast: LlamaModel, prompts: list[list[int]], peer: LlamaCpp
 ) -> None:
-    """Fed with llama.cpp's greedy output; its own rounding is the measure of what 8 bits may cost."""
+    """Fed with llama.cpp's greedy output, whose activations have 8 bits."""
     same: list[Tensor] = []
     divergences: list[Tensor] = []
     for prompt in prompts:
@@ -107,5 +107,5 @@ def test_is_as_near_to_float32_as_llama_cpp(
     shares, divergence = torch.cat(same, 1).float().mean(1), float(torch.cat(divergences).mean())
     figures = f"top 1 of fast {shares[0]:.4f}, of llama.cpp {shares[1]:.4f}, KL {divergence:.5f} nats"
     # A position in a hundred is left to the luck of near ties, which differs from processor to processor.
-    assert float(shares[0]) >= max(float(shares[1]) - 0.01, 0.95), figures
-    assert 0 < divergence < 0.01, figures
+    assert float(shares[0]) >= max(float(shares[1]), 0.99), figures
+    assert abs(divergence) < 1e-4, figures

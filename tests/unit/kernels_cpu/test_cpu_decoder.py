@@ -79,7 +79,8 @@ def test_one_call_gives_the_bits_of_the_single_operations(
 def test_agrees_with_pytorch(cpu_library: Path, profile: Profile) -> None:
     hidden, cache = run(CpuOperations(1, profile), composed=False)
     expected, expected_cache = run(TorchOperations(profile), composed=False)
-    tolerance = 1e-4 if profile == "exact" else 0.05  # one last bit can move an activation to the next of 255
+    # In `fast` one last bit can move an activation to the next of 65,535.
+    tolerance = 1e-4 if profile == "exact" else 5e-4
     torch.testing.assert_close(hidden, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(cache, expected_cache, rtol=tolerance, atol=tolerance)
 
