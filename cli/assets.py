@@ -12,6 +12,7 @@ from evals.bugs import load_recipe, recipe_names
 from evals.fetch import fetch_sdist
 from kernels.cpu.build import build as build_kernels
 from protocol.errors import DockyardError
+from sandbox.egress.build import build as build_egress
 from sandbox.native.build import build as build_init
 from sandbox.toolkit import build_toolkit
 
@@ -25,6 +26,7 @@ def main() -> int:
     parts: list[tuple[str, Callable[[], object], str, bool]] = [
         ("CPU kernels", build_kernels, "the model runs on PyTorch, several times slower", False),
         ("sandbox init", build_init, "no sandbox can start", True),
+        ("egress programs", build_egress, "sandboxes with a network policy are refused", False),
         ("sandbox toolkit", lambda: build_toolkit(state.toolkit), "no sandbox has an interpreter", True),
         ("task sources", lambda: _fetch_sources(state), "the bug tasks cannot be set up", False),
     ]

@@ -19,14 +19,17 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".dockyard-setup"
-# Debian's packages, and what is lost without each.
+# Programs and files of Debian's packages, and what is lost without each.
 SYSTEM = {
     "bwrap": ("bubblewrap", "no `function` sandboxes"),
     "crun": ("crun", "no `container` sandboxes by crun"),
     "runc": ("runc", "no `container` sandboxes by runc"),
+    "clang": ("clang", "no sandboxes with a network policy"),
+    "/usr/include/bpf/bpf_helpers.h": ("libbpf-dev", "no sandboxes with a network policy"),
+    "ip": ("iproute2", "no sandboxes with a network policy"),
     "gcc": ("gcc", "the model runs on PyTorch, several times slower, and no sandbox can start"),
 }
-DEBIAN = ("bubblewrap", "crun", "runc", "gcc", "libc6-dev")
+DEBIAN = ("bubblewrap", "crun", "runc", "gcc", "libc6-dev", "clang", "libbpf-dev", "iproute2")
 
 
 class SetupError(Exception):
@@ -67,7 +70,7 @@ def main() -> int:
 
 def system_packages(*, install: bool) -> None:
     """Install what sandboxes and the build need where that is possible; else say exactly what to do."""
-    missing = [tool for tool in SYSTEM if shutil.which(tool) is None]
+    missing = [tool for tool in SYSTEM if not _is_there(tool)]
     if not missing:
         return
     command = ["apt-get", "install", "-y", "--no-install-recommends", *DEBIAN]
@@ -77,12 +80,16 @@ def system_packages(*, install: bool) -> None:
             done = subprocess.run(part, check=False, env=environment, capture_output=True, text=True)
             if done.returncode != 0:
                 print(f"      {' '.join(part[:2])} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
-        missing = [tool for tool in SYSTEM if shutil.which(tool) is None]
+        missing = [tool for tool in SYSTEM if not _is_there(tool)]
     for tool in missing:
         package, cost = SYSTEM[tool]
         print(f"      missing {tool} (package {package}): {cost}")
     if missing:
         print(f"      to install them: sudo {' '.join(command)}")
+
+
+def _is_there(tool: str) -> bool:
+    return shutil.which(tool) is not None or Path(tool).is_file()
 
 
 def environment() -> None:

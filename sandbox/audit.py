@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Literal
 
 from sandbox import cgroups, images, toolkit
+from sandbox.egress import links
 from sandbox.host_tree import remove_tree
 from sandbox.journal import Journal, Record
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
 from sandbox.processes import ProcessKey, boot_id, command_lines, find_process
 from sandbox.substrates.container import RUNTIMES
 
-LeftoverKind = Literal["process", "cgroup", "mount", "directory", "record"]
+LeftoverKind = Literal["process", "cgroup", "mount", "directory", "record", "link"]
 _KILL_PATIENCE_S = 5.0
 # What a sandbox's launcher is, one after the other, and init.
 _PROGRAMS = frozenset({INIT_BINARY.name, Path(images.INIT_AT).name, "bwrap", *RUNTIMES})
@@ -29,7 +30,8 @@ _PROGRAMS = frozenset({INIT_BINARY.name, Path(images.INIT_AT).name, "bwrap", *RU
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """One thing without an owner. `name` is a pid, a path or a mount point; `sandbox_id` may be unknown."""
+    """One thing without an owner. `name` is a pid, a path, a mount point or a network device's; `sandbox_id`
+    may be unknown."""
 
     kind: LeftoverKind
     name: str
@@ -50,13 +52,13 @@ class Audit:
 
 
 def check_integrity(state_dir: Path | None = None) -> Audit:
-    """Looks at journal, processes, cgroups, mounts and directories; changes nothing. Milliseconds."""
+    """Looks at journal, processes, cgroups, mounts, links and directories; changes nothing. Milliseconds."""
     state = state_dir or default_state_dir()
     # Groups before records: a sandbox that is being made has its record first, then its groups.
     groups = cgroups.list_groups(cgroups.mount_roots(), cgroups.state_key(state))
     records = Journal(state).records()
     dead = [record for record in records if not _has_owner(record)]
-    found = [*_processes(dead), *_groups(groups, records, dead), *_mounts(), *_drafts(state)]
+    found = [*_processes(dead), *_groups(groups, records, dead), *_mounts(), *_links(state), *_drafts(state)]
     found += [Leftover("record", record.id, record.id) for record in dead]
     found += [Leftover("record", str(path)) for path in Journal(state).strays()]
     live = tuple(record.id for record in records if record not in dead)
@@ -85,6 +87,8 @@ def sweep(state_dir: Path | None = None) -> tuple[Leftover, ...]:
         cgroups.remove_group(Path(each.name))
     for each in by_kind.get("mount", ()):
         subprocess.run(["umount", "--lazy", each.name], capture_output=True, check=False)
+    for each in by_kind.get("link", ()):
+        links.delete_host_end(each.name)
     for each in by_kind.get("directory", ()):
         _remove_directory(Path(each.name))
     for each in by_kind.get("record", ()):
@@ -135,6 +139,14 @@ def _mounts() -> Iterator[Leftover]:
         source, target, kind, *_ = line.split(" ")
         if source == "dockyard" and kind in ("overlay", "tmpfs"):
             yield Leftover("mount", target)
+
+
+def _links(state: Path) -> Iterator[Leftover]:
+    """Host ends in this network namespace. The kernel removes one with the last process of its sandbox, so
+    there is one here only where such a process still lives."""
+    for each in links.host_ends():
+        if each.state == cgroups.state_key(state) and not each.owner.is_alive():
+            yield Leftover("link", each.name)
 
 
 def _superseded(state: Path) -> list[Leftover]:

@@ -1,5 +1,6 @@
 """What this host can do for sandboxes, found by trying each thing rather than by looking for it."""
 
+import errno
 import os
 import shutil
 import socket
@@ -13,9 +14,10 @@ from typing import Literal
 from protocol.errors import DockyardError
 from protocol.ids import new_id
 from sandbox import cgroups
+from sandbox.egress import links, service
 from sandbox.limits import Asked, LimitName, settle
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
-from sandbox.policy import landlock
+from sandbox.policy import Destination, Network, Policy, landlock
 from sandbox.sandbox import Sandbox
 from sandbox.substrates import SUBSTRATES, SubstrateName
 
@@ -55,6 +57,8 @@ def probe(*, state_dir: Path | None = None, toolkit: Path | None = None) -> tupl
         *(_cgroup(name, state) for name in cgroups.CONTROLLERS),
         _socket_memory(),
         *(_substrate(name, state, tools, lacking) for name in SUBSTRATES),
+        _egress(state, tools, lacking),
+        _routing(),
     )
 
 
@@ -203,6 +207,74 @@ def _socket_memory() -> Capability:
         f"a hostile sandbox may hold up to {queue_bytes >> 10} KiB a socket beyond its limit",
         "lower pids, a thousand sockets each, or net.core.rmem_default",
     )
+
+
+# In a network of its own: an address that is allowed and where nobody listens, and one that is not allowed.
+_ALLOWED, _REFUSED = "192.0.2.1", "192.0.2.2"
+_TRY_BOTH = f"""
+import socket
+for address in ("{_ALLOWED}", "{_REFUSED}"):
+    with socket.socket() as one:
+        one.settimeout({_PATIENCE_S})
+        print(one.connect_ex((address, 9)))
+"""
+
+
+def _egress(state: Path, toolkit: Path, lacking: Sequence[str]) -> Capability:
+    """Connects a sandbox to a network made for this, and has it try an allowed and another address."""
+    title, cost = "egress policy", "sandboxes with a network are refused; network='none' needs nothing of it"
+    if lacking:
+        return Capability(title, "unverified", f"needs {' and '.join(lacking)}", cost)
+    try:
+        service.check()
+        uplink = links.new_namespace()
+        try:
+            links.configure(uplink, ["link set lo up", f"address add {_ALLOWED}/32 dev lo"])
+            said = _try_both(state, toolkit, Path(f"/proc/self/fd/{uplink}"))
+        finally:
+            os.close(uplink)
+    except DockyardError as error:
+        return Capability(title, "missing", error.message, cost, error.hint)
+    except OSError as error:
+        return Capability(title, "missing", str(error), cost)
+    if said.split() != [str(errno.ECONNREFUSED), str(errno.EPERM)]:
+        return Capability(title, "missing", f"connecting gave {' and '.join(said.split())}", cost)
+    return Capability(title, "enforced", "an allowed address was reached, another was refused by the kernel")
+
+
+def _try_both(state: Path, toolkit: Path, uplink: Path) -> str:
+    allowed = Destination.model_validate({"to": _ALLOWED, "ports": [9]})
+    egress = service.Egress(state, uplink=uplink, num_spare=0)
+    try:
+        with Sandbox.create(
+            policy=Policy(network=Network(destinations=(allowed,))), egress=egress, state_dir=state,
+            toolkit=toolkit,
+        ) as sandbox:  # fmt: skip
+            return sandbox.commands.run(["python3", "-c", _TRY_BOTH], timeout_s=_PATIENCE_S).stdout
+    finally:
+        egress.close()
+
+
+def _routing() -> Capability:
+    """Whether this machine passes on what sandboxes send: it does not change that by itself."""
+    title, names = "egress routing", ("ipv4/ip_forward", "ipv6/conf/all/forwarding")
+    off = [name for name in names if _setting(Path("/proc/sys/net", name)) != "1"]
+    if not off:
+        return Capability(title, "unverified", "this machine forwards; answers need a route or masquerading")
+    return Capability(
+        title,
+        "degraded",
+        f"net.{' and net.'.join(name.replace('/', '.') for name in off)} are off",
+        "networked sandboxes reach this machine's own addresses and no other",
+        f"sysctl -w net.ipv4.ip_forward=1, and masquerade {links.POOL_4}",
+    )
+
+
+def _setting(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _holds(path: Path, value: str) -> bool:

@@ -6,6 +6,7 @@ Entries are keyed by the cgroup's id; a policy's rules carry a generation, and t
 switched in one write, so an update holds as a whole or not at all.
 """
 
+import errno
 import itertools
 import os
 import struct
@@ -88,6 +89,7 @@ class Fence:
         """Gives a sandbox these rules instead of the ones that it has, in one step. OSError when the maps are
         full; the old ones then hold."""
         with self._lock:
+            self._check_open()
             generation, before = next(self._generations), self._current.get(sandbox)
             try:
                 for prefix, ports in table.items():
@@ -103,6 +105,7 @@ class Fence:
     def extend(self, sandbox: int, prefix: Prefix, ports: tuple[Ports, ...]) -> None:
         """Adds or replaces one entry of the current rules."""
         with self._lock:
+            self._check_open()
             generation, prefixes = self._current[sandbox]
             self._maps["allowed"].set(pack_allow_key(sandbox, generation, prefix), pack_entry(ports))
             prefixes.add(prefix)
@@ -110,13 +113,17 @@ class Fence:
     def retract(self, sandbox: int, prefix: Prefix) -> None:
         """Removes one entry of the current rules; what it allowed is cut."""
         with self._lock:
+            self._check_open()
             generation, prefixes = self._current[sandbox]
             prefixes.discard(prefix)
             self._maps["allowed"].remove(pack_allow_key(sandbox, generation, prefix))
 
     def counters(self, sandbox: int) -> tuple[int, int]:
         """How much was refused, and how much of that the log had no room for."""
-        value = self._maps["counts"].get(struct.pack("=Q", sandbox), _COUNTERS.size)
+        with self._lock:
+            closed = self._closed
+        key = struct.pack("=Q", sandbox)
+        value = None if closed else self._maps["counts"].get(key, _COUNTERS.size)
         denied, unlogged = _COUNTERS.unpack(value) if value is not None else (0, 0)
         return denied, unlogged
 
@@ -124,6 +131,8 @@ class Fence:
         """Removes a sandbox's entries: what is still in its cgroup is refused. Idempotent."""
         key = struct.pack("=Q", sandbox)
         with self._lock:
+            if self._closed:
+                return
             if ifindex is not None:
                 self._maps["links"].remove(struct.pack("=I", ifindex))
             self._maps["sandboxes"].remove(key)
@@ -153,6 +162,11 @@ class Fence:
                 self._log.close()
                 self._object.close()
             self._closed = True
+
+    def _check_open(self) -> None:
+        """Descriptors of a closed fence may be someone else's by now."""
+        if self._closed:
+            raise OSError(errno.EBADF, "the fence is closed")
 
     def _remove(self, sandbox: int, generation: int, prefixes: Iterable[Prefix]) -> None:
         for prefix in prefixes:

@@ -1,6 +1,7 @@
 """The few functions of libbpf that loading, attaching and maps take, over ctypes. Each raises OSError."""
 
 import ctypes
+import errno
 import os
 from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
@@ -109,6 +110,8 @@ class BpfObject:
             raise _error(f"attach {name} to a link")
 
     def _program(self, name: str) -> int:
+        if not self._object:
+            raise OSError(errno.EBADF, f"{name}: the object is closed")
         program = self._library.bpf_object__find_program_by_name(self._object, name.encode())
         if not program:
             raise _error(f"find program {name}")

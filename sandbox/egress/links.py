@@ -58,6 +58,16 @@ def open_namespace(path: Path | None = None) -> int:
     return os.open(path or "/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
+def new_namespace() -> int:
+    """A descriptor of a fresh namespace, in which nothing is up. OSError."""
+    return run_in(None, lambda: os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+
+
+def configure(namespace: int, lines: list[str]) -> None:
+    """Runs lines of `ip -batch` there. StartError when one fails, FileExistsError where it was there."""
+    run_in(namespace, lambda: _run_batch(lines))
+
+
 def run_in(namespace: int | None, action: Callable[[], T]) -> T:
     """Calls `action` on a thread of its own in that network namespace, None being a new one, and returns what
     it returns. The processes that it starts are in it too."""
@@ -95,7 +105,7 @@ def make_link(uplink: int, state: str, watch: Callable[[int], None]) -> Link:
     kernel refuses; leaves nothing then. Blocks for some ten milliseconds."""
     for _ in range(_ATTEMPTS):
         number = secrets.randbelow(POOL_4.num_addresses - 2) + 1
-        namespace = run_in(None, lambda: os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+        namespace = new_namespace()
         try:
             return _connect(uplink, namespace, number, state, watch)
         except FileExistsError:

@@ -5,9 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sandbox_internet import NAMESERVER, Internet
 
-from sandbox import Sandbox
+from sandbox import Policy, Sandbox
 from sandbox.audit import check_integrity
+from sandbox.egress import links
+from sandbox.egress.build import build as build_egress
+from sandbox.egress.service import Egress
 from sandbox.native.build import build
 from sandbox.places import default_state_dir, default_toolkit
 from sandbox.toolkit import build_toolkit
@@ -67,3 +71,45 @@ def create(state_dir: Path, toolkit: Path) -> Iterator[Create]:
 def box(create: Create, substrate: str) -> Sandbox:
     """One sandbox with default limits, on each substrate."""
     return create(substrate=substrate)
+
+
+@pytest.fixture(scope="session")
+def internet() -> Iterator[Internet]:
+    """A network namespace that stands for the world, and routes between whoever is connected to it."""
+    if os.geteuid() != 0:
+        pytest.skip("a sandbox with a network needs root")
+    build_egress()
+    world = Internet()
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def egress(internet: Internet, state_dir: Path, create: Create) -> Iterator[Egress]:
+    """Connects sandboxes to `internet`; afterwards nothing may be left in it or in the kernel's maps."""
+    internet.forget()
+    service = Egress(state_dir, uplink=internet.path, nameserver=NAMESERVER, num_spare=1)
+    yield service
+    internet.forget()
+    assert service.num_entries() == 0
+    service.close()
+    assert links.host_ends(internet.namespace) == ()
+    assert internet.devices() == ["lo"]
+
+
+@pytest.fixture
+def connect(create: Create, egress: Egress) -> Iterator[Create]:
+    """Makes a sandbox with these destinations, names or whole policy."""
+    made: list[Sandbox] = []
+
+    def connect_one(
+        *destinations: dict[str, object], names: tuple[dict[str, object], ...] = (), **options: object
+    ) -> Sandbox:
+        network = {"destinations": destinations, "names": names}
+        policy = options.pop("policy", None) or Policy.model_validate({"network": network})
+        made.append(create(policy=policy, **{"egress": egress, **options}))
+        return made[-1]
+
+    yield connect_one
+    for sandbox in made:
+        sandbox.kill()
