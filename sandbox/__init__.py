@@ -2,8 +2,9 @@
 
 from sandbox.aio import AsyncSandbox
 from sandbox.doctor import Capability
+from sandbox.egress.service import Egress
 from sandbox.files import Download
-from sandbox.policy import Policy
+from sandbox.policy import Destination, Names, Network, Policy
 from sandbox.results import CommandResult, Denial
 from sandbox.running import RunningCommand
 from sandbox.sandbox import Sandbox, SandboxInfo
@@ -15,8 +16,12 @@ __all__ = [
     "Capability",
     "CommandResult",
     "Denial",
+    "Destination",
     "Download",
+    "Egress",
     "Entry",
+    "Names",
+    "Network",
     "Policy",
     "RunningCommand",
     "Sandbox",

@@ -129,7 +129,7 @@ class Connection:
         last = self.counts()
         with self._lock:
             self._last = last
-        self._services.fence.forget(self.id, self.link.ifindex)
+        self._services.fence.forget(self.id)
 
     def _open(self, prefix: Prefix, name: str, until_ns: int) -> bool:
         if prefix not in self._learnt and not self._make_room():

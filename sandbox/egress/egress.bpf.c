@@ -48,9 +48,10 @@ struct deny_key {
     struct address address;
 };
 
-struct sandbox {
-    __u32 generation; /* of its rules: a new one takes effect as a whole */
-    __u32 unused;
+/* Which rules hold: those of this generation, so that new ones take effect as a whole. All zero: none. */
+struct identity {
+    __u64 sandbox; /* id of the cgroup that the programs are attached to */
+    __u32 generation, unused;
 };
 
 struct counters {
@@ -59,7 +60,7 @@ struct counters {
 
 /* The host end of a veth: whose it is, and where its packets may come from. */
 struct link {
-    __u64 sandbox;
+    struct identity identity;
     struct address addresses[2];
 };
 
@@ -91,14 +92,6 @@ struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, MAX_SANDBOXES);
     __uint(map_flags, BPF_F_NO_PREALLOC);
-    __type(key, __u64); /* id of the cgroup that the programs are attached to */
-    __type(value, struct sandbox);
-} sandboxes SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_HASH);
-    __uint(max_entries, MAX_SANDBOXES);
-    __uint(map_flags, BPF_F_NO_PREALLOC);
     __type(key, __u64);
     __type(value, struct counters);
 } counts SEC(".maps");
@@ -111,11 +104,11 @@ struct {
     __type(value, struct link);
 } links SEC(".maps");
 
-/* The id of the cgroup that a program is attached to, for processes in groups below it as well. */
+/* Of the cgroup that a program is attached to, for processes in groups below it as well. */
 struct {
     __uint(type, BPF_MAP_TYPE_CGROUP_STORAGE);
     __type(key, __u64);
-    __type(value, __u64);
+    __type(value, struct identity);
 } attached SEC(".maps");
 
 struct {
@@ -141,13 +134,12 @@ static __always_inline bool is_local(struct address a) {
 }
 
 static __always_inline bool matches(const struct entry *entry, __u16 port, __u8 protocol, bool begins) {
-    __u64 now = begins ? bpf_ktime_get_ns() : 0;
     for (__u32 i = 0; i < MAX_RANGES; i++) {
         const struct range *range = &entry->ranges[i];
         if (i >= entry->count) break;
         if (range->protocol && range->protocol != protocol) continue;
         if (port < range->first || port > range->last) continue;
-        if (!range->until_ns || now < range->until_ns) return true;
+        if (!range->until_ns || !begins || bpf_ktime_get_ns() < range->until_ns) return true;
     }
     return false;
 }
@@ -170,29 +162,30 @@ static __always_inline void log(__u64 sandbox, struct address address, __u16 por
 }
 
 /* The sandbox's entry for an address; none where the node denies it. */
-static __always_inline const struct entry *find(__u64 id, struct address address, __u16 port, __u8 protocol) {
+static __always_inline const struct entry *find(const struct identity *who, struct address address, __u16 port,
+                                                __u8 protocol) {
     struct deny_key deny_key = {.length = 128, .address = address};
     const struct entry *entry = bpf_map_lookup_elem(&denied, &deny_key);
     if (entry && matches(entry, port, protocol, false)) return NULL;
-    const struct sandbox *sandbox = bpf_map_lookup_elem(&sandboxes, &id);
-    if (!sandbox) return NULL;
-    struct allow_key key = {.length = 224, .generation = sandbox->generation, .address = address};
-    __builtin_memcpy(key.sandbox, &id, sizeof id);
+    if (!who->generation) return NULL;
+    struct allow_key key = {.length = 224, .generation = who->generation, .address = address};
+    __builtin_memcpy(key.sandbox, &who->sandbox, sizeof key.sandbox);
     return bpf_map_lookup_elem(&allowed, &key);
 }
 
 /* `begins`: a connection or a first datagram, for which an answer of the resolver must still hold. */
-static __always_inline bool is_allowed(__u64 id, struct address address, __u16 port, __u8 protocol, bool begins) {
-    const struct entry *entry = find(id, address, port, protocol);
+static __always_inline bool is_allowed(const struct identity *who, struct address address, __u16 port,
+                                       __u8 protocol, bool begins) {
+    const struct entry *entry = find(who, address, port, protocol);
     return entry && matches(entry, port, protocol, begins);
 }
 
 static __always_inline int judge(struct address address, __u16 port, __u8 protocol, enum hook hook) {
-    const __u64 *id = bpf_get_local_storage(&attached, 0);
+    const struct identity *who = bpf_get_local_storage(&attached, 0);
     address = plain(address);
     if (is_local(address)) return 1;
-    if (is_allowed(*id, address, port, protocol, true)) return 1;
-    log(*id, address, port, protocol, hook);
+    if (is_allowed(who, address, port, protocol, true)) return 1;
+    log(who->sandbox, address, port, protocol, hook);
     return 0;
 }
 
@@ -220,9 +213,9 @@ SEC("cgroup/sendmsg6") int sendmsg6(struct bpf_sock_addr *ctx) {
 
 /* Servers are for the sandbox itself: what would answer from another of its addresses has no way out. */
 static __always_inline int judge_bind(struct bpf_sock_addr *ctx, struct address address) {
-    const __u64 *id = bpf_get_local_storage(&attached, 0);
+    const struct identity *who = bpf_get_local_storage(&attached, 0);
     if (is_local(address)) return 1;
-    log(*id, address, port_of(ctx), ctx->protocol, BIND);
+    log(who->sandbox, address, port_of(ctx), ctx->protocol, BIND);
     return 0;
 }
 
@@ -234,8 +227,8 @@ SEC("cgroup/bind6") int bind6(struct bpf_sock_addr *ctx) { return judge_bind(ctx
 SEC("cgroup/sock_create") int sock_create(struct bpf_sock *ctx) {
     if (ctx->type == STREAM && ctx->protocol == TCP) return 1;
     if (ctx->type == DATAGRAM && ctx->protocol == UDP) return 1;
-    const __u64 *id = bpf_get_local_storage(&attached, 0);
-    log(*id, (struct address){{0}}, ctx->type, (__u8)ctx->protocol, SOCKET);
+    const struct identity *who = bpf_get_local_storage(&attached, 0);
+    log(who->sandbox, (struct address){{0}}, ctx->type, (__u8)ctx->protocol, SOCKET);
     return 0;
 }
 
@@ -292,20 +285,24 @@ static __always_inline bool read_packet(struct __sk_buff *skb, __u32 at, struct 
 }
 
 /* The rest of a fragmented packet goes where anything may go: without its first part it is nothing. */
-static __always_inline bool may_pass(__u64 id, const struct packet *packet) {
-    if (!packet->rest) return is_allowed(id, packet->to, packet->port, packet->protocol, false);
-    const struct entry *entry = find(id, packet->to, 0, packet->protocol);
+static __always_inline bool may_pass(const struct identity *who, const struct packet *packet) {
+    if (!packet->rest) return is_allowed(who, packet->to, packet->port, packet->protocol, false);
+    const struct entry *entry = find(who, packet->to, 0, packet->protocol);
     return entry && entry->count;
 }
 
-/* Packets of the sandbox's sockets, connected ones included: what an update cuts off. */
+/* Datagrams of connected sockets, so that their senders hear of a cut at once. TCP is left to the wire: its
+ * sender would not hear of it here either. */
 SEC("cgroup_skb/egress") int egress(struct __sk_buff *skb) {
-    const __u64 *id = bpf_get_local_storage(&attached, 0);
+    const struct identity *who = bpf_get_local_storage(&attached, 0);
     struct packet packet = {0};
+    __u8 protocol = 0;
     if (skb->ifindex == LOOPBACK) return 1;
+    bpf_skb_load_bytes(skb, skb->protocol == bpf_htons(ETH_P_IP) ? 9 : 6, &protocol, sizeof protocol);
+    if (protocol == TCP) return 1;
     if (!read_packet(skb, 0, &packet)) return 0;
-    if (may_pass(*id, &packet)) return 1;
-    log(*id, packet.to, packet.port, packet.protocol, PACKET);
+    if (may_pass(who, &packet)) return 1;
+    log(who->sandbox, packet.to, packet.port, packet.protocol, PACKET);
     return 0;
 }
 
@@ -320,10 +317,9 @@ SEC("tc") int wire(struct __sk_buff *skb) {
     struct packet packet = {0};
     const struct link *link = bpf_map_lookup_elem(&links, &ifindex);
     if (!link || skb->vlan_present || !read_packet(skb, ETH_HLEN, &packet)) return TC_ACT_SHOT;
-    __u64 id = link->sandbox;
     bool own = same(&packet.from, &link->addresses[0]) || same(&packet.from, &link->addresses[1]);
-    if (own && may_pass(id, &packet)) return TC_ACT_OK;
-    log(id, packet.to, packet.port, packet.protocol, WIRE);
+    if (own && may_pass(&link->identity, &packet)) return TC_ACT_OK;
+    log(link->identity.sandbox, packet.to, packet.port, packet.protocol, WIRE);
     return TC_ACT_SHOT;
 }
 

@@ -3,7 +3,7 @@
 Programs stay attached to a cgroup until it is removed, not until this process ends: a sandbox whose owner has
 been killed stays fenced for the moment that it still lives. For the same reason nothing is pinned anywhere.
 Entries are keyed by the cgroup's id; a policy's rules carry a generation, and the sandbox's current one is
-switched in one write, so an update holds as a whole or not at all.
+switched when all are there, so an update holds as a whole or not at all.
 """
 
 import errno
@@ -34,6 +34,7 @@ from sandbox.refusals import Attempt, Hook
 _HOOKS: tuple[Hook, ...] = ("connect", "send", "bind", "socket", "packet", "wire")
 _EVENT = struct.Struct("=Q16sHBBI")
 _COUNTERS = struct.Struct("=QQ")
+_NO_RULES = 0  # generation
 _PROTOCOLS = {6: "tcp", 17: "udp", 1: "icmp", 58: "icmp6"}
 
 
@@ -45,7 +46,7 @@ class Fence:
         called from `drain`, with the sandbox's cgroup id."""
         self._object = BpfObject(EGRESS_OBJECT)
         try:
-            names = ("allowed", "denied", "sandboxes", "counts", "links", "attached", "events")
+            names = ("allowed", "denied", "counts", "links", "attached", "events")
             self._maps = {name: self._object.map(name) for name in names}
             for prefix, ports in compile_table(denied, with_zones=False).items():
                 self._maps["denied"].set(pack_deny_key(prefix), pack_entry(ports))
@@ -58,6 +59,7 @@ class Fence:
         self._lock = threading.Lock()  # guards what follows, and the log's reader
         self._generations = itertools.count(1)
         self._current: dict[int, tuple[int, set[Prefix]]] = {}
+        self._links: dict[int, tuple[int, bytes]] = {}  # ifindex and addresses
         self._closed = False
 
     def guard(self, group: Path) -> int:
@@ -71,7 +73,7 @@ class Fence:
         finally:
             os.close(fd)
         key = struct.pack("=Q", sandbox)
-        self._maps["attached"].set(key, key)
+        self._maps["attached"].set(key, _identity(sandbox, _NO_RULES))
         self._maps["counts"].set(key, bytes(_COUNTERS.size))
         return sandbox
 
@@ -82,8 +84,10 @@ class Fence:
 
     def open_link(self, ifindex: int, sandbox: int, addresses: tuple[Prefix, Prefix]) -> None:
         """Lets pass what the sandbox's rules allow, from its own addresses."""
-        packed = struct.pack("=Q", sandbox) + b"".join(each.packed() for each in addresses)
-        self._maps["links"].set(struct.pack("=I", ifindex), packed)
+        with self._lock:
+            self._check_open()
+            self._links[sandbox] = (ifindex, b"".join(each.packed() for each in addresses))
+            self._write_identity(sandbox, self._current[sandbox][0])
 
     def replace(self, sandbox: int, table: Table) -> None:
         """Gives a sandbox these rules instead of the ones that it has, in one step. OSError when the maps are
@@ -94,8 +98,10 @@ class Fence:
             try:
                 for prefix, ports in table.items():
                     self._maps["allowed"].set(pack_allow_key(sandbox, generation, prefix), pack_entry(ports))
-                self._maps["sandboxes"].set(struct.pack("=Q", sandbox), struct.pack("=II", generation, 0))
+                self._write_identity(sandbox, generation)
             except OSError:
+                if before is not None:
+                    self._write_identity(sandbox, before[0])
                 self._remove(sandbox, generation, table)
                 raise
             self._current[sandbox] = (generation, set(table))
@@ -127,15 +133,14 @@ class Fence:
         denied, unlogged = _COUNTERS.unpack(value) if value is not None else (0, 0)
         return denied, unlogged
 
-    def forget(self, sandbox: int, ifindex: int | None) -> None:
+    def forget(self, sandbox: int) -> None:
         """Removes a sandbox's entries: what is still in its cgroup is refused. Idempotent."""
         key = struct.pack("=Q", sandbox)
         with self._lock:
             if self._closed:
                 return
-            if ifindex is not None:
-                self._maps["links"].remove(struct.pack("=I", ifindex))
-            self._maps["sandboxes"].remove(key)
+            if (link := self._links.pop(sandbox, None)) is not None:
+                self._maps["links"].remove(struct.pack("=I", link[0]))
             self._maps["counts"].remove(key)
             if (current := self._current.pop(sandbox, None)) is not None:
                 self._remove(sandbox, *current)
@@ -163,6 +168,13 @@ class Fence:
                 self._object.close()
             self._closed = True
 
+    def _write_identity(self, sandbox: int, generation: int) -> None:
+        """At the wire and at the sockets; the old rules are there until both have the new ones."""
+        identity = _identity(sandbox, generation)
+        if (link := self._links.get(sandbox)) is not None:
+            self._maps["links"].set(struct.pack("=I", link[0]), identity + link[1])
+        self._maps["attached"].set(struct.pack("=Q", sandbox), identity)
+
     def _check_open(self) -> None:
         """Descriptors of a closed fence may be someone else's by now."""
         if self._closed:
@@ -172,6 +184,10 @@ class Fence:
         for prefix in prefixes:
             with suppress(OSError):
                 self._maps["allowed"].remove(pack_allow_key(sandbox, generation, prefix))
+
+
+def _identity(sandbox: int, generation: int) -> bytes:
+    return struct.pack("=QII", sandbox, generation, 0)
 
 
 def _decode(sample: bytes) -> tuple[int, Attempt]:

@@ -7,9 +7,10 @@ compiled table has an entry of its own with what was written for that range.
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from itertools import chain
 
 from sandbox.errors import InvalidArgument
 from sandbox.policy import Network
@@ -124,38 +125,58 @@ def name_ports(ranges: Iterable[tuple[int, int]], protocol: str, until_ns: int) 
 
 def reaches(rule: Rule, place: Prefix) -> bool:
     """Whether a rule speaks of this address or prefix: it covers it, and no private range stands between."""
-    if not rule.prefix.covers(place):
-        return False
-    return not any(zone.covers(place) and _is_wider(rule.prefix, zone) for zone in _ZONES)
+    return rule.prefix.covers(place) and rule.prefix.length >= _least_length(place)
 
 
 def compile_table(rules: Iterable[Rule], *, with_zones: bool = True) -> Table:
     """Entries such that the longest prefix of any address has exactly the ports of the rules that reach it.
     InvalidArgument when more than MAX_RANGES different ranges meet in one place."""
-    all_rules = tuple(rules)
-    places = {rule.prefix for rule in all_rules}
+    by_prefix: dict[Prefix, list[Ports]] = {}
+    for rule in rules:
+        by_prefix.setdefault(rule.prefix, []).append(rule.ports)
+    lengths = sorted({prefix.length for prefix in by_prefix})
+    places = set(by_prefix)
     if with_zones:
-        places |= {zone for zone in _ZONES if any(_is_wider(each, zone) for each in tuple(places))}
-    return {place: _merged(all_rules, place, with_zones) for place in places}
+        places.update(zone for zone in _ZONES if any(_covering(by_prefix, lengths, zone, 0)))
+    return {
+        place: _merged(
+            chain.from_iterable(
+                _covering(by_prefix, lengths, place, _least_length(place) if with_zones else 0)
+            ),
+            place,
+        )
+        for place in places
+    }
 
 
 def entry_at(rules: Iterable[Rule], place: Prefix) -> tuple[Ports, ...]:
     """What `compile_table` has for one place. InvalidArgument as there."""
-    return _merged(tuple(rules), place, with_zones=True)
+    return _merged((rule.ports for rule in rules if reaches(rule, place)), place)
 
 
-def _is_wider(prefix: Prefix, than: Prefix) -> bool:
-    return prefix.length < than.length and prefix.covers(than)
+def _least_length(place: Prefix) -> int:
+    """Of a prefix that speaks of this place: that of the narrowest private range which it lies in."""
+    return max((zone.length for zone in _ZONES if zone.covers(place)), default=0)
 
 
-def _merged(rules: tuple[Rule, ...], place: Prefix, with_zones: bool) -> tuple[Ports, ...]:
-    speaking = (rule for rule in rules if (reaches(rule, place) if with_zones else rule.prefix.covers(place)))
+def _covering(
+    by_prefix: Mapping[Prefix, list[Ports]], lengths: list[int], place: Prefix, least: int
+) -> Iterator[list[Ports]]:
+    """Ports of the prefixes of these lengths that cover a place: a look-up a length, however many rules."""
+    for length in lengths:
+        if least <= length <= place.length:
+            shift = 128 - length
+            if (found := by_prefix.get(Prefix(place.value >> shift << shift, length))) is not None:
+                yield found
+
+
+def _merged(ports: Iterable[Ports], place: Prefix) -> tuple[Ports, ...]:
     longest: dict[tuple[int, int, int], int] = {}
-    for ports in (rule.ports for rule in speaking):
-        key = (ports.first, ports.last, ports.protocol)
+    for each in ports:
+        key = (each.first, each.last, each.protocol)
         known = longest.get(key, -1)
-        forever = FOREVER in (known, ports.until_ns)
-        longest[key] = FOREVER if forever else max(known, ports.until_ns)
+        forever = FOREVER in (known, each.until_ns)
+        longest[key] = FOREVER if forever else max(known, each.until_ns)
     if len(longest) > MAX_RANGES:
         raise InvalidArgument(
             f"network: {len(longest)} ranges of ports meet at {address_text(place.packed())}",

@@ -98,7 +98,7 @@ class Egress:
         StartError when any of it fails; the sandbox must then not start."""
         with ExitStack() as on_failure, _refusing("connecting a sandbox to the network", name):
             sandbox = self.fence.guard(group)
-            on_failure.callback(self.fence.forget, sandbox, None)
+            on_failure.callback(self.fence.forget, sandbox)
             link = self._pool.claim()
             on_failure.callback(self._discard, link)
             connection = Connection(self, name, sandbox, link, network)
