@@ -23,7 +23,7 @@ from engine.model_path import NANO
 from engine.training.card_text import card_text
 from engine.training.corpus import Corpus, standard_library
 from engine.training.draft_trainer import DraftPlan
-from engine.training.effects import NAMES, TABLE, Checkpoint, Table, count_of, measure_checkpoint
+from engine.training.effects import NAMES, TABLE, Checkpoint, Extent, Table, count_of, measure_checkpoint
 from engine.training.gate import gate
 from engine.training.loss_curve import loss_curve
 from engine.training.model_card import Card, TextFacts, check_bits_per_byte, fp4_of, write_card
@@ -37,7 +37,7 @@ LARGEST_BYTES = 24 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class CardSize:
     """How much text each part looks at; windows of 1,024 tokens, None for all."""
 
     before: int | None
@@ -54,12 +54,13 @@ class KnownQuality:
     quality: Quality
 
 
-def make_card(work: Path, corpus: Corpus, extent: Extent, processes: int) -> Card:
+def make_card(work: Path, corpus: Corpus, size: CardSize, processes: int) -> Card:
     """Measures what is not on record. Blocks for minutes. Raises BrokenModelFile."""
-    quality = _quality(work, corpus, extent.released, processes)
-    trained = _table(Checkpoint(work, before_last_part=False), NAMES, extent.trained, processes)
+    quality = _quality(work, corpus, size.released, processes)
+    trained = _table(Checkpoint(work, before_last_part=False), Extent(NAMES, size.trained), processes)
     assert trained is not None, "what is released has been trained"
-    before = _table(Checkpoint(work, before_last_part=True), (MAIN_IN_FP4,), extent.before, processes)
+    gated = Extent((MAIN_IN_FP4,), size.before)
+    before = _table(Checkpoint(work, before_last_part=True), gated, processes)
     return Card(
         draft_steps=DraftPlan().steps,
         text=msgspec.json.decode((work / "corpus.json").read_bytes(), type=TextFacts),
@@ -99,7 +100,7 @@ def _quality(work: Path, corpus: Corpus, size: Size, processes: int) -> Quality:
     return quality
 
 
-def _table(checkpoint: Checkpoint, names: Sequence[str], count: int | None, processes: int) -> Table | None:
+def _table(checkpoint: Checkpoint, extent: Extent, processes: int) -> Table | None:
     file = checkpoint.folder / TABLE[checkpoint.before_last_part]
     progress = progress_of(checkpoint.place / CHECKPOINT)
     if file.exists() and progress is not None:
@@ -107,7 +108,7 @@ def _table(checkpoint: Checkpoint, names: Sequence[str], count: int | None, proc
         if known.seen == progress["seen"]:
             return known
     _say(f"the weights of {checkpoint.place}")
-    table = measure_checkpoint(checkpoint, names, count, processes)
+    table = measure_checkpoint(checkpoint, extent, processes)
     if table is not None:
         file.write_bytes(msgspec.json.encode(table) + b"\n")
     return table
@@ -134,8 +135,8 @@ def main(arguments: Sequence[str]) -> int:
         _say(f"{options.work}: no {RELEASED}/; train to the end first: python -m engine.training.nano")
         return 2
     torch.set_num_threads(1)
-    extent = Extent(options.before_windows, options.windows, QUICK if options.quick else FULL)
-    card = make_card(options.work, standard_library(), extent, options.processes)
+    size = CardSize(options.before_windows, options.windows, QUICK if options.quick else FULL)
+    card = make_card(options.work, standard_library(), size, options.processes)
     num_bytes = ship(options.work / RELEASED, card, options.out)
     print(f"{options.out}: {num_bytes:,} bytes; gate {'met' if all(g.met for g in card.gate) else 'missed'}")
     if num_bytes > LARGEST_BYTES:

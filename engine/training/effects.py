@@ -1,11 +1,11 @@
 """What each mechanism and each rounding is worth to a trained nano, on held-out text.
 
 `python -m engine.training.effects --work DIR [--before-last-part] [--windows N|all] [--variants NAME …]
-[--processes 2] [--save] [--json]`. The loss of the same windows with one thing changed, pair by pair, with
-standard errors over windows; and, since they tell smaller changes, the divergence from the unchanged
-model's distribution and how often the likeliest token stays. It reads the training's float32 weights, of
-which each rounding can be told apart: those of `training.safetensors`, or those from before the last part,
-which have not learnt to bear rounding. `--save` keeps the table in the folder for the model card.
+[--recall] [--processes 2] [--save] [--json]`. The loss of the same windows with one thing changed, pair by
+pair, with standard errors over windows; and, since they tell smaller changes, the divergence from the
+unchanged model's distribution and how often the likeliest token stays. It reads the training's float32
+weights, of which each rounding can be told apart: those of `training.safetensors`, or those from before the
+last part, which have not learnt to bear rounding. `--save` keeps the table in the folder for the model card.
 """
 
 import argparse
@@ -54,6 +54,15 @@ class Table:
     seen: int
     steps: int
     effects: tuple[Effect, ...]
+    recall: Measured | None = None  # of the indexer, where it was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What some windows tell."""
+
+    differences: dict[str, list[Difference]]
+    recalls: list[Recall]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +87,31 @@ class Opened:
     progress: Progress
 
 
-def measure_checkpoint(
-    checkpoint: Checkpoint, names: Sequence[str], count: int | None, processes: int
-) -> Table | None:
-    """`count` windows, or all. None where there is no such checkpoint. Blocks for minutes."""
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Which variants, and on how many windows; None takes all. `recall`: of one window in eight."""
+
+    names: Sequence[str]
+    windows: int | None
+    recall: bool = False
+
+
+def measure_checkpoint(checkpoint: Checkpoint, extent: Extent, processes: int) -> Table | None:
+    """None where there is no such checkpoint. Blocks for minutes."""
     opened = _opened(checkpoint)
     if opened is None:
         return None
     place = opened.place
-    windows = evenly(windows_of(place.tokenizer, place.held_out, PLAN.long_length), count)
+    windows = evenly(windows_of(place.tokenizer, place.held_out, PLAN.long_length), extent.windows)
     groups = in_groups(alike(windows), AT_ONCE)
-    jobs = [partial(_measured, checkpoint, names, tuple(group)) for group in groups]
-    progress = opened.progress
-    return Table(progress.seen, progress.steps, in_all(spread(jobs, processes, _say)))
+    parts = spread([partial(_measured, checkpoint, extent, tuple(g)) for g in groups], processes, _say)
+    found = [each for part in parts for each in part.recalls]
+    return Table(
+        opened.progress.seen,
+        opened.progress.steps,
+        in_all(part.differences for part in parts),
+        recall_of(found) if found else None,
+    )
 
 
 def in_all(parts: Iterable[Mapping[str, Sequence[Difference]]]) -> tuple[Effect, ...]:
@@ -145,13 +166,15 @@ def _prompt(window: Window) -> int:
     return len(window.ids) // 2
 
 
-def _measured(
-    checkpoint: Checkpoint, names: Sequence[str], windows: tuple[Window, ...]
-) -> dict[str, list[Difference]]:
+def _measured(checkpoint: Checkpoint, extent: Extent, windows: tuple[Window, ...]) -> Part:
     opened = _opened(checkpoint)
     assert opened is not None, "found before, and gone"
-    chosen = [variant for variant in variants(opened.task.rounding) if variant.name in names]
-    return measure(opened.task, opened.parameters, windows, chosen)
+    task, parameters = opened.task, opened.parameters
+    chosen = [variant for variant in variants(task.rounding) if variant.name in extent.names]
+    step = task.network.config.sliding_window
+    whole = [window for window in windows if len(window.ids) % step == 0][:1] if extent.recall else []
+    found = [each for window in whole for each in recalls(task, parameters, window)]
+    return Part(measure(task, parameters, windows, chosen), found)
 
 
 @functools.cache
@@ -194,12 +217,14 @@ def main(arguments: Sequence[str]) -> int:
         "--windows", type=count_of, default=64, help="of 1,024 held-out tokens, evenly spread, or all"
     )
     parser.add_argument("--variants", nargs="+", choices=NAMES, default=NAMES, help="these alone")
+    parser.add_argument("--recall", action="store_true", help="the indexer's, beside them")
     parser.add_argument("--processes", type=int, default=2, help="of one thread each")
     parser.add_argument("--save", action="store_true", help="keep the table in the folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     options = parser.parse_args(arguments)
     checkpoint = Checkpoint(options.work, options.before_last_part)
-    table = measure_checkpoint(checkpoint, options.variants, options.windows, options.processes)
+    extent = Extent(options.variants, options.windows, options.recall)
+    table = measure_checkpoint(checkpoint, extent, options.processes)
     if table is None:
         _say(f"{checkpoint.place}: no checkpoint; train first: python -m engine.training.nano")
         return 2
@@ -209,6 +234,8 @@ def main(arguments: Sequence[str]) -> int:
         print(msgspec.json.encode(table).decode())
     else:
         print(f"after {table.seen:,} tokens", *map(line, table.effects), sep="\n")
+        if table.recall is not None:
+            print(f"indexer's recall {table.recall.value:.3f} ± {table.recall.error:.3f}")
     return 0
 
 

@@ -7,7 +7,7 @@ import pytest
 from tiny_place import finished_place, tiny_corpus
 
 from engine.model.registry import load_model
-from engine.training.card import Extent, main, make_card, ship
+from engine.training.card import CardSize, main, make_card, ship
 from engine.training.card_text import card_text
 from engine.training.corpus import Corpus
 from engine.training.gate import gate
@@ -16,7 +16,7 @@ from engine.training.model_card import Card, check_bits_per_byte, read_card
 from engine.training.quality import Size, acceptance
 from engine.training.quality_parts import AS_SERVED, SERVED
 
-EXTENT = Extent(2, 2, Size(judged=3, compared=2, recalled=2, drafted=2, stride=40, length=160))
+SIZE = CardSize(2, 2, Size(judged=3, compared=2, recalled=2, drafted=2, stride=40, length=160))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
 
 @pytest.fixture(scope="module")
 def card(work: Path, corpus: Corpus) -> Card:
-    return make_card(work, corpus, EXTENT, processes=1)
+    return make_card(work, corpus, SIZE, processes=1)
 
 
 def test_every_change_is_measured_through_the_serving_model(card: Card):
@@ -47,13 +47,13 @@ def test_every_change_is_measured_through_the_serving_model(card: Card):
 def test_what_is_on_record_is_not_measured_again(work: Path, corpus: Corpus, card: Card):
     table = work / "effects.json"
     table.write_bytes(table.read_bytes().replace(b"Engram", b"Engrim"))
-    again = make_card(work, corpus, EXTENT, processes=1)
+    again = make_card(work, corpus, SIZE, processes=1)
     assert again.quality == card.quality
     assert "Engrim off" in [effect.name for effect in again.trained.effects]
     (work / "effects.json").write_bytes(
         (work / "effects.json").read_bytes().replace(b'"seen":0', b'"seen":1')
     )
-    anew = make_card(work, corpus, EXTENT, processes=1)  # of another checkpoint
+    anew = make_card(work, corpus, SIZE, processes=1)  # of another checkpoint
     assert anew.trained == card.trained
 
 
