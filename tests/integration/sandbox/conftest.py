@@ -6,37 +6,17 @@ from pathlib import Path
 
 import pytest
 from sandbox_internet import NAMESERVER, Internet
+from sandbox_places import count_fds, state_dir, toolkit
 
 from sandbox import Policy, Sandbox
 from sandbox.audit import check_integrity
 from sandbox.egress import links
 from sandbox.egress.build import build as build_egress
 from sandbox.egress.service import Egress
-from sandbox.native.build import build
-from sandbox.places import default_state_dir, default_toolkit
-from sandbox.toolkit import build_toolkit
+
+__all__ = ["state_dir", "toolkit"]  # fixtures
 
 Create = Callable[..., Sandbox]
-
-
-def count_fds() -> int:
-    """Open descriptors of this process."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-@pytest.fixture(scope="session")
-def toolkit() -> Path:
-    """The one that set-up has made; made now where it is missing or old."""
-    build()
-    place = default_toolkit(default_state_dir())
-    build_toolkit(place)
-    return place
-
-
-@pytest.fixture(scope="session")
-def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shared, so that the image's skeleton is made once."""
-    return tmp_path_factory.mktemp("state")
 
 
 @pytest.fixture(params=["function", "container"])

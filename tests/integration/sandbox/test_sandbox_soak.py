@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import count_fds
+from sandbox_places import count_fds
 from soak_results import keep, resident_mib
 
 from sandbox import AsyncSandbox

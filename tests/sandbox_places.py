@@ -1,0 +1,29 @@
+"""Where real sandboxes of tests are made, for the folders that make some; imported by their conftest.py."""
+
+from pathlib import Path
+
+import pytest
+
+from sandbox.native.build import build
+from sandbox.places import default_state_dir, default_toolkit
+from sandbox.toolkit import build_toolkit
+
+
+def count_fds() -> int:
+    """Open descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture(scope="session")
+def toolkit() -> Path:
+    """The one that set-up has made; made now where it is missing or old."""
+    build()
+    place = default_toolkit(default_state_dir())
+    build_toolkit(place)
+    return place
+
+
+@pytest.fixture(scope="session")
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared, so that the image's skeleton is made once."""
+    return tmp_path_factory.mktemp("state")
