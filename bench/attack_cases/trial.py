@@ -1,0 +1,148 @@
+"""One case on one substrate: the attack, then its positive control."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, assert_never
+
+from bench.attack_cases.arena import Arena, Unguarded, without
+from bench.attack_cases.model import (
+    Absent,
+    Attack,
+    Case,
+    Identity,
+    Instead,
+    NoControl,
+    Outside,
+    Probe,
+    Raised,
+    Seen,
+    Shown,
+    Substrate,
+    Without,
+)
+from protocol.errors import DockyardError
+
+Outcome = Literal["denied", "contained", "open", "failed", "not here"]
+FAULTS: frozenset[Outcome] = frozenset({"open", "failed"})
+_NOT_TRIED = "no control: not tried"
+_OUTSIDE: dict[Identity, str] = {
+    "user": "outside, as an ordinary user",
+    "root": "outside, as root",
+    "namespace": "outside, with every capability in namespaces of its own",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a case came to. `shown`: the control succeeded, so the attempt was a real one. failed: neither
+    open nor shut as expected, or a control that found the door shut too."""
+
+    case: str
+    title: str
+    substrate: Substrate | Literal["-"]
+    outcome: Outcome
+    said: str
+    mechanism: str
+    control: str
+    shown: bool
+
+
+def run_case(case: Case, arena: Arena) -> Finding:
+    """Seconds at most. AssertionError where the neighbour is not well afterwards."""
+    if (reason := case.needs() if case.needs is not None else "") != "":
+        return _finding(case, arena, "not here", reason, _NOT_TRIED)
+    seen = attempt(case.attack, arena)
+    arena.check_neighbour()
+    if seen.opened or seen.said not in case.shut:
+        return _finding(case, arena, "open" if seen.opened else "failed", seen.said, _NOT_TRIED)
+    return _shown_by_control(case, arena, seen.said)
+
+
+def _shown_by_control(case: Case, arena: Arena, said: str) -> Finding:
+    if isinstance(case.control, NoControl):
+        return _finding(case, arena, case.effect, said, f"no control: {case.control.reason}")
+    try:
+        control = _control(case, arena)
+    except Unguarded as error:
+        return _finding(case, arena, case.effect, said, f"no control: {error}")
+    arena.check_neighbour()
+    if control.said == "ENOSYS":
+        words = f"no control: {_words(case)}, this kernel does not have it"
+        return _finding(case, arena, case.effect, said, words)
+    if not control.opened:
+        return _finding(case, arena, "failed", said, f"{_words(case)} found it shut too: {control.said}")
+    return _finding(case, arena, case.effect, said, f"{_words(case)}: {control.said}", shown=True)
+
+
+def not_tried(absent: Absent) -> Finding:
+    """The finding of a case that cannot be expressed."""
+    words = "no control: not tried"
+    return Finding(
+        f"{absent.number:02}", absent.title, "-", "not here", absent.reason, "", words, shown=False
+    )
+
+
+def attempt(attack: Attack, arena: Arena) -> Seen:
+    """A sandbox that ended, or an operation that was refused, is what was said."""
+    try:
+        return arena.inside(attack) if isinstance(attack, Probe) else attack(arena)
+    except DockyardError as error:
+        return Seen(False, type(error).__name__)
+
+
+def _control(case: Case, arena: Arena) -> Seen:
+    match case.control:
+        case Without(protections):
+            return _without(_probe(case), protections, case.shut, arena)
+        case Raised(box):
+            return attempt(replace(_probe(case), box=box), arena)
+        case Outside(identity, arguments):
+            probe = _probe(case)
+            return arena.outside(replace(probe, arguments=arguments or probe.arguments), identity)
+        case Instead(arguments):
+            return attempt(replace(_probe(case), arguments=arguments), arena)
+        case Shown(deed):
+            return attempt(deed, arena)
+        case NoControl(reason):
+            return Seen(False, reason)
+        case _ as never:
+            assert_never(never)
+
+
+def _without(probe: Probe, protections: frozenset[str], shut: frozenset[str], arena: Arena) -> Seen:
+    """Where several protections hold a door, each of them does alone."""
+    for each in protections if len(protections) > 1 else ():
+        alone = attempt(without(probe, frozenset({each})), arena)
+        if alone.opened or alone.said not in shut:
+            return Seen(False, f"{alone.said} without {each} alone")
+    return attempt(without(probe, protections), arena)
+
+
+def _probe(case: Case) -> Probe:
+    assert isinstance(case.attack, Probe), f"{case.key}: this kind of control repeats a probe"
+    return case.attack
+
+
+def _words(case: Case) -> str:
+    match case.control:
+        case Without(protections):
+            return f"without {' and '.join(sorted(protections))}"
+        case Raised(box):
+            return f"with {_limits(box)}"
+        case Outside(identity):
+            return _OUTSIDE[identity]
+        case Instead(_, what) | Shown(_, what):
+            return what
+        case NoControl(reason):
+            return reason
+
+
+def _limits(box: object) -> str:
+    named = {name: getattr(box, name) for name in ("pids", "memory_mb", "disk_mb", "cpu")}
+    given = [f"{name}={value}" for name, value in named.items() if value is not None]
+    return ", ".join(given) or "a wider limit"
+
+
+def _finding(
+    case: Case, arena: Arena, outcome: Outcome, said: str, control: str, *, shown: bool = False
+) -> Finding:
+    return Finding(case.key, case.title, arena.substrate, outcome, said, case.mechanism, control, shown)

@@ -1,0 +1,113 @@
+"""Known attacks on sandboxes: which doors are shut, by what, and how it is shown that they are doors.
+
+`python -m bench.attacks [--json] [--quick] [--only WORD …]`. Every case of `bench/attack_cases` on both
+substrates, and those that cannot be expressed here with the reason. The value is the number of open doors
+and of cases that came out otherwise than expected; the target is none. `--quick` leaves out the long ones,
+`--only` runs cases whose name has one of the words. Exit code 1 when a door is open, a case failed, or
+something is left over.
+
+A case whose control succeeded is shown: the attempt was a real one. Without a control it counts as not shown.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.attack_cases import ABSENT, CASES
+from bench.attack_cases.arena import Arena
+from bench.attack_cases.model import SUBSTRATES, Case, Substrate
+from bench.attack_cases.trial import FAULTS, Finding, not_tried, run_case
+from bench.common import progress
+from protocol.errors import DockyardError
+from sandbox.audit import check_integrity
+from sandbox.places import default_state_dir, default_toolkit
+
+_COLUMNS = ("case", "substrate", "outcome", "mechanism", "control")
+
+
+def run_all(cases: Sequence[Case], state_dir: Path, toolkit: Path) -> Iterator[Finding]:
+    """One substrate after the other; minutes."""
+    for substrate in SUBSTRATES:
+        chosen = [case for case in cases if substrate in case.on]
+        try:
+            with Arena(substrate, state_dir=state_dir, toolkit=toolkit) as arena:
+                for case in chosen:
+                    progress(f"· {case.key} on {substrate}")
+                    yield run_case(case, arena)
+        except DockyardError as error:
+            yield from (_not_possible(case, substrate, str(error)) for case in chosen)
+
+
+def report(findings: Sequence[Finding], leftovers: Sequence[str]) -> dict[str, Any]:
+    """The bench's object."""
+    faults = sum(each.outcome in FAULTS for each in findings)
+    tried = [each for each in findings if each.outcome != "not here"]
+    return {
+        "name": "attacks",
+        "value": faults,
+        "unit": f"open doors of {len(tried)}",
+        "peer": None,
+        "target": 0,
+        "met": faults == 0 and not leftovers and bool(tried),
+        "shown": sum(each.shown for each in findings),
+        "not_shown": sum(not each.shown for each in tried),
+        "not_here": len(findings) - len(tried),
+        "leftovers": list(leftovers),
+        "env": {"system": platform.platform(), "python": platform.python_version(), "uid": os.geteuid()},
+        "cases": [asdict(each) for each in findings],
+    }
+
+
+def table(findings: Sequence[Finding]) -> str:
+    """For people: a line a case and substrate."""
+    rows = [_COLUMNS, *(tuple(str(getattr(each, name)) for name in _COLUMNS) for each in findings)]
+    rows = [(*row[:3], row[3][:56], row[4]) for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS) - 1)]
+    return "\n".join(
+        "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]))
+        for row in rows
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.attacks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument("--quick", action="store_true", help="without the long cases: two minutes")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="cases whose name has one of these")
+    options = parser.parse_args(arguments)
+    words = options.only or [""]
+    chosen = [
+        case
+        for case in CASES
+        if any(word in case.key for word in words) and not (options.quick and case.soak)
+    ]
+    with tempfile.TemporaryDirectory(prefix="dockyard-attacks-") as folder:
+        state_dir = Path(folder, "sandbox")
+        findings = list(run_all(chosen, state_dir, default_toolkit(default_state_dir())))
+        leftovers = [f"{each.kind} {each.name}" for each in check_integrity(state_dir).leftovers]
+    if not options.only:
+        findings += [not_tried(each) for each in ABSENT]
+    found = report(findings, leftovers)
+    summary = {name: found[name] for name in ("value", "shown", "not_shown", "not_here", "leftovers")}
+    sys.stdout.write(json.dumps(found) + "\n" if options.json else f"{table(findings)}\n\n{summary}\n")
+    return 0 if found["met"] else 1
+
+
+def _not_possible(case: Case, substrate: Substrate, reason: str) -> Finding:
+    control = "no control: not tried"
+    return Finding(case.key, case.title, substrate, "not here", reason, case.mechanism, control, shown=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""The suite itself: an open door is called open, and nothing passes for shown that is not."""
+
+import json
+
+import pytest
+
+from bench import attacks
+from bench.attack_cases.arena import Arena
+from bench.attack_cases.model import WITHOUT_BOTH, WITHOUT_LANDLOCK, Case, Instead, NoControl, Outside, Probe
+from bench.attack_cases.trial import Finding, run_case
+
+pytestmark = pytest.mark.parametrize("arena", ["function"], indirect=True)
+OPEN, SHUT = ("/workspace/x",), ("/etc/x",)
+HERE = Instead(OPEN, "in /workspace")
+
+
+def case(
+    arguments: tuple[str, ...], control: object = HERE, shut: str = "EACCES", name: str = "make_file"
+) -> Case:
+    return Case(1, "x", "x", Probe("paths", name, arguments), frozenset({shut}), "modes", control)  # pyright: ignore
+
+
+def test_an_open_door_is_called_open(arena: Arena):
+    finding = run_case(case(OPEN), arena)
+    assert (finding.outcome, finding.shown) == ("open", False)
+
+
+def test_a_shut_door_with_a_control_is_shown(arena: Arena):
+    finding = run_case(case(SHUT), arena)
+    assert (finding.outcome, finding.shown) == ("denied", True)
+    assert finding.control == "in /workspace: wrote to /workspace/x"
+
+
+def test_a_door_that_is_shut_otherwise_than_expected_fails(arena: Arena):
+    assert run_case(case(SHUT, shut="EPERM"), arena).outcome == "failed"
+
+
+def test_a_probe_that_breaks_is_no_shut_door(arena: Arena):
+    finding = run_case(case((), name="find_file"), arena)
+    assert finding.outcome == "failed"
+    assert "TypeError" in finding.said
+
+
+def test_a_control_that_finds_the_door_shut_fails(arena: Arena):
+    assert run_case(case(SHUT, Instead(SHUT, "again")), arena).outcome == "failed"
+
+
+def test_a_case_without_a_control_is_not_shown(arena: Arena):
+    finding = run_case(case(SHUT, NoControl("too dear")), arena)
+    assert (finding.outcome, finding.shown, finding.control) == ("denied", False, "no control: too dear")
+
+
+def test_protections_that_are_said_to_hold_a_door_each_must(arena: Arena):
+    """Landlock alone holds this one, so without it the door is open although seccomp is on."""
+    own = case(("/proc/self/comm",), WITHOUT_BOTH)
+    finding = run_case(own, arena)
+    assert finding.outcome == "failed"
+    assert "without landlock alone" in finding.control
+    assert run_case(case(("/proc/self/comm",), WITHOUT_LANDLOCK), arena).shown
+
+
+def test_what_a_kernel_does_not_have_is_not_shown(arena: Arena):
+    nothing = Case(
+        1, "x", "x", Probe("calls", "call", ("1000",)), frozenset({"ENOSYS"}), "none", Outside("user")
+    )
+    finding = run_case(nothing, arena)
+    assert (finding.outcome, finding.shown) == ("denied", False)
+    assert "does not have it" in finding.control
+
+
+def test_one_open_door_fails_the_bench(arena: Arena):
+    def finding(outcome: str) -> Finding:
+        return Finding(
+            "01-x", "x", "function", outcome, "said", "seccomp", "control", shown=outcome == "denied"
+        )  # pyright: ignore
+
+    del arena
+    shut = attacks.report([finding("denied"), finding("not here")], [])
+    assert (shut["met"], shut["value"], shut["shown"], shut["not_here"]) == (True, 0, 1, 1)
+    for bad in ("open", "failed"):
+        assert attacks.report([finding("denied"), finding(bad)], [])["met"] is False
+    assert attacks.report([finding("denied")], ["mount /x"])["met"] is False
+    assert attacks.report([finding("not here")], [])["met"] is False
+
+
+def test_the_bench_says_case_substrate_outcome_mechanism_and_control(
+    arena: Arena, capsys: pytest.CaptureFixture[str]
+):
+    del arena
+    assert attacks.main(["--json", "--quick", "--only", "11-own-score"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [each["substrate"] for each in found["cases"]] == ["function", "container"]
+    for each in found["cases"]:
+        assert {"case", "substrate", "outcome", "mechanism", "control"} <= set(each)
