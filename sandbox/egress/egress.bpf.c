@@ -16,7 +16,8 @@
 #include <bpf/bpf_helpers.h>
 
 enum { MAX_RANGES = 8, MAX_ENTRIES = 1 << 18, MAX_SANDBOXES = 16384, LOG_BYTES = 1 << 18 };
-enum { AF_INET_ = 2, AF_INET6_ = 10, STREAM = 1, DATAGRAM = 2, TCP = 6, UDP = 17, FRAGMENT = 44, LOOPBACK = 1 };
+enum { MOST_EVENTS = 256, WINDOW_NS = 100000000 };
+enum { STREAM = 1, DATAGRAM = 2, TCP = 6, UDP = 17, FRAGMENT = 44, LOOPBACK = 1 };
 /* What was tried; fence.py has the same numbers. */
 enum hook { CONNECT = 1, SEND = 2, BIND = 3, SOCKET = 4, PACKET = 5, WIRE = 6 };
 
@@ -54,8 +55,9 @@ struct identity {
     __u32 generation, unused;
 };
 
+/* At most MOST_EVENTS are logged in WINDOW_NS: a sandbox that tries without end is not to keep the host busy. */
 struct counters {
-    __u64 denied, unlogged;
+    __u64 denied, unlogged, window_ns, in_window;
 };
 
 /* The host end of a veth: whose it is, and where its packets may come from. */
@@ -144,12 +146,22 @@ static __always_inline bool matches(const struct entry *entry, __u16 port, __u8 
     return false;
 }
 
+static __always_inline bool has_room(struct counters *counters) {
+    __u64 now = bpf_ktime_get_ns();
+    if (now - counters->window_ns > WINDOW_NS) {
+        counters->window_ns = now;
+        counters->in_window = 0;
+    }
+    return __sync_fetch_and_add(&counters->in_window, 1) < MOST_EVENTS;
+}
+
 static __always_inline void log(__u64 sandbox, struct address address, __u16 port, __u8 protocol, enum hook hook) {
     struct counters *counters = bpf_map_lookup_elem(&counts, &sandbox);
-    if (counters) __sync_fetch_and_add(&counters->denied, 1);
-    struct event *event = bpf_ringbuf_reserve(&events, sizeof *event, 0);
+    if (!counters) return;
+    __sync_fetch_and_add(&counters->denied, 1);
+    struct event *event = has_room(counters) ? bpf_ringbuf_reserve(&events, sizeof *event, 0) : NULL;
     if (!event) {
-        if (counters) __sync_fetch_and_add(&counters->unlogged, 1);
+        __sync_fetch_and_add(&counters->unlogged, 1);
         return;
     }
     event->sandbox = sandbox;
@@ -242,6 +254,7 @@ struct packet {
 static __always_inline bool read_version4(struct __sk_buff *skb, __u32 at, struct packet *packet, __u32 *next) {
     __u8 header[20];
     if (bpf_skb_load_bytes(skb, at, header, sizeof header)) return false;
+    if (header[0] != 0x45) return false; /* no options: they could name a way round */
     __u32 from, to;
     __builtin_memcpy(&from, header + 12, sizeof from);
     __builtin_memcpy(&to, header + 16, sizeof to);
@@ -249,7 +262,7 @@ static __always_inline bool read_version4(struct __sk_buff *skb, __u32 at, struc
     packet->to = mapped(to);
     packet->protocol = header[9];
     packet->rest = (header[6] & 0x1f) || header[7];
-    *next = at + (header[0] & 0x0f) * 4;
+    *next = at + sizeof header;
     return true;
 }
 
@@ -268,7 +281,7 @@ static __always_inline bool read_version6(struct __sk_buff *skb, __u32 at, struc
     return true;
 }
 
-/* False: not TCP or UDP over IP, or cut short. */
+/* False: not TCP or UDP over plain IP, or cut short. */
 static __always_inline bool read_packet(struct __sk_buff *skb, __u32 at, struct packet *packet) {
     __u32 next = 0;
     if (skb->protocol == bpf_htons(ETH_P_IP)) {

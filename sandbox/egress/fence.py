@@ -33,7 +33,7 @@ from sandbox.refusals import Attempt, Hook
 # enum hook of egress.bpf.c, from 1 on.
 _HOOKS: tuple[Hook, ...] = ("connect", "send", "bind", "socket", "packet", "wire")
 _EVENT = struct.Struct("=Q16sHBBI")
-_COUNTERS = struct.Struct("=QQ")
+_COUNTERS = struct.Struct("=QQQQ")
 _NO_RULES = 0  # generation
 _PROTOCOLS = {6: "tcp", 17: "udp", 1: "icmp", 58: "icmp6"}
 
@@ -130,7 +130,7 @@ class Fence:
             closed = self._closed
         key = struct.pack("=Q", sandbox)
         value = None if closed else self._maps["counts"].get(key, _COUNTERS.size)
-        denied, unlogged = _COUNTERS.unpack(value) if value is not None else (0, 0)
+        denied, unlogged, *_ = _COUNTERS.unpack(value) if value is not None else (0, 0)
         return denied, unlogged
 
     def forget(self, sandbox: int) -> None:

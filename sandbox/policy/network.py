@@ -4,7 +4,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,6 +48,11 @@ def _checked_domain(value: str) -> str:
     return name
 
 
+def _checked_net(value: str) -> str:
+    return str(ip_network(value))
+
+
+Net = Annotated[str, AfterValidator(_checked_net)]
 Port = Annotated[int | str, AfterValidator(_checked_port)]
 Domain = Annotated[str, AfterValidator(_checked_domain)]
 
@@ -67,8 +72,8 @@ class _Rule(BaseModel):
 class Destination(_Rule):
     """Addresses. One that lies in a private range must be written as such: wider rules leave those out."""
 
-    # "203.0.113.7", "198.51.100.0/24", "2001:db8::/32"
-    to: IPv4Network | IPv6Network
+    # "203.0.113.7", "198.51.100.0/24", "2001:db8::/32"; kept with its length: "203.0.113.7/32"
+    to: Net
 
 
 class Names(_Rule):

@@ -1,7 +1,7 @@
 """Policies by name, for common purposes. Each is a start: `policy.model_copy(update=...)` changes a field."""
 
 from collections.abc import Callable
-from ipaddress import ip_network
+from ipaddress import ip_address
 from typing import Literal, get_args
 
 from sandbox.errors import InvalidArgument
@@ -26,8 +26,8 @@ def agent(gateway: str) -> Policy:
     version 6); it may be private."""
     address, _, port = gateway.rpartition(":")
     try:
-        to = ip_network(address.removeprefix("[").removesuffix("]"))
-        return Policy(network=Network(destinations=(Destination(to=to, ports=(port,)),)))
+        to = ip_address(address.removeprefix("[").removesuffix("]"))
+        return Policy(network=Network(destinations=(Destination(to=str(to), ports=(port,)),)))
     except ValueError as error:
         hint = "write ADDRESS:PORT, such as 10.0.0.5:8000"
         raise InvalidArgument(f"gateway={gateway!r} is no address with a port", hint=hint) from error
@@ -42,7 +42,7 @@ def open_internet() -> Policy:
     """Every public address and name. Private ranges, metadata addresses and the control plane stay shut."""
     protocols: tuple[Protocol, ...] = get_args(Protocol)
     everywhere = tuple(
-        Destination(to=ip_network(net), ports=("1-65535",), protocol=protocol)
+        Destination(to=net, ports=("1-65535",), protocol=protocol)
         for net in ("0.0.0.0/0", "::/0")
         for protocol in protocols
     )

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 from sandbox_internet import HOST, HOST_6, METADATA, NAT64_HOST, OTHER, PRIVATE, UDP_PORT
 
-from sandbox import Policy
-from sandbox.audit import check_integrity, sweep
+from sandbox import Policy, cgroups
+from sandbox.audit import Leftover, check_integrity, sweep
 from sandbox.egress import links, service
 from sandbox.egress.service import Egress
 from sandbox.errors import SandboxGone, StartError, UnsupportedError, VersionConflict
 from sandbox.journal import Journal
 from sandbox.policy import Network, presets
+from sandbox.processes import ProcessKey, find_process
 
 WEB = {"to": HOST, "ports": [80]}
 WEB_6 = {"to": "2001:db8::/32", "ports": [80]}
@@ -375,3 +376,38 @@ def test_nothing_stays_of_an_owner_that_was_killed(internet, tmp_path, toolkit):
     wait_until(lambda: internet.devices() == ["lo"])
     assert {each.kind for each in sweep(tmp_path)} >= {"cgroup", "record"}
     assert check_integrity(tmp_path).is_clean
+
+
+def test_an_audit_finds_host_ends_whose_owner_has_gone(tmp_path, monkeypatch):
+    """In a namespace of its own: an audit looks at the one that it runs in."""
+    with subprocess.Popen(["true"]) as gone:
+        key = find_process(gone.pid) or ProcessKey(gone.pid, 1)
+    uplink = links.new_namespace()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(links, "this_process", lambda: key)
+            stale = links.make_link(uplink, cgroups.state_key(tmp_path), lambda ifindex: None)
+        live = links.make_link(uplink, cgroups.state_key(tmp_path), lambda ifindex: None)
+        found = [Leftover("link", stale.name)]
+        assert list(links.run_in(uplink, lambda: check_integrity(tmp_path)).leftovers) == found
+        assert list(links.run_in(uplink, lambda: sweep(tmp_path))) == found
+        assert [each.name for each in links.host_ends(uplink)] == [live.name]
+        links.remove_link(uplink, live)
+        stale.let_go()
+    finally:
+        os.close(uplink)
+
+
+def test_packets_with_options_of_ip_do_not_pass(connect):
+    """Source routes among them."""
+    script = f"""
+import socket
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+    one.settimeout(0.5)
+    route = bytes([131, 7, 4]) + socket.inet_aton("{HOST}") + bytes(1)
+    one.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, route)
+    one.sendto(b"datagram", ("{HOST}", {UDP_PORT}))
+    one.recv(8)
+"""
+    result = connect(DATAGRAMS).commands.run(["python3", "-c", script])
+    assert "Error" in result.stderr, "none of a refused option, a refused send and an answer that never comes"

@@ -1,7 +1,5 @@
 """The network part of a policy: what it takes, and what it says of the rest."""
 
-from ipaddress import ip_network
-
 import pytest
 from pydantic import ValidationError
 
@@ -52,7 +50,7 @@ def test_domains_are_kept_in_lower_case_without_the_final_dot():
 
 
 def test_ports_may_be_ranges():
-    destination = Destination(to=ip_network("10.0.0.1"), ports=(80, "8000-8010", "443"))
+    destination = Destination(to="10.0.0.1", ports=(80, "8000-8010", "443"))
     assert list(destination.ranges()) == [(80, 80), (8000, 8010), (443, 443)]
 
 
@@ -87,3 +85,9 @@ def test_presets_say_what_they_lack():
     ):
         with pytest.raises(InvalidArgument, match=r"gateway|preset='closed'"):
             presets.preset(name, gateway=gateway)
+
+
+def test_a_policy_survives_json():
+    for each in (presets.open_internet(), presets.package_index_only(), presets.agent("10.0.0.5:8000")):
+        assert Policy.model_validate_json(each.model_dump_json()) == each
+    assert Destination(to="203.0.113.7", ports=(80,)).to == "203.0.113.7/32"
