@@ -40,18 +40,34 @@ GUARDED = {
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A float32 matrix [rows, columns] for `linear`: zero-padded and split along K once, at load."""
+    """A float32 matrix [rows, columns] for `linear`: zero-padded and split along K once, at load.
+
+    A part whose values all are bfloat16's is kept as such, in half the bytes: released weights are.
+    """
 
     parts: tuple[Weight, ...]
     rows: int
     columns: int
 
     @classmethod
-    def of(cls, matrix_NK: Tensor) -> "Dense":
+    def of(cls, matrix_NK: Tensor, *, narrow: bool = True) -> "Dense":
+        """`narrow`: look for bfloat16, which is not worth it for a matrix of a single step."""
         rows, columns = matrix_NK.shape
         padded = pad_columns(matrix_NK)
         parts = (padded[:, start : start + _MAX_COLUMNS].contiguous() for start in _starts(padded))
-        return cls(tuple(Weight(p, rows, p.shape[1], "f32") for p in parts), rows, columns)
+        return cls(tuple(_weight(part, narrow) for part in parts), rows, columns)
+
+    @property
+    def whole(self) -> Weight | None:
+        """The only part, where there is only one."""
+        return self.parts[0] if len(self.parts) == 1 else None
+
+
+def _weight(part_NK: Tensor, narrow: bool) -> Weight:
+    rows, columns = part_NK.shape
+    if narrow and torch.equal((rounded := part_NK.bfloat16()).float(), part_NK):
+        return Weight(rounded, rows, columns, "bf16")
+    return Weight(part_NK, rows, columns, "f32")
 
 
 def linear(operations: Operations, x_TK: Tensor, weights: Sequence[Dense]) -> list[Tensor]:
@@ -139,12 +155,14 @@ def softplus(x: Tensor) -> Tensor:
     return x.clamp(min=0) + (-x.abs()).exp().log1p()
 
 
-def top_k(scores_TN: Tensor, k: int) -> Tensor:
+def top_k(scores_TN: Tensor, k: int, operations: Operations | None = None) -> Tensor:
     """int64 [T, min(k, N)]: the positions of each row's largest scores in ascending order.
 
     Ties at the boundary go to the lowest positions. A score of -inf is never taken: its place holds -1, last.
     """
     count = scores_TN.shape[1]
+    if operations is not None and operations.fused is not None:
+        return operations.fused.top_k(scores_TN, min(k, count))
     if k < count:
         values, picked = torch.topk(scores_TN, k + 1, dim=1)
         picked = picked[:, :k]

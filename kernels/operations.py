@@ -7,20 +7,23 @@ Shapes: M rows (T in a step), K columns in, N columns out, C channels, H heads, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.rope import rope_frequencies
 
-WeightFormat = Literal["f32", "q4_1", "q8_0"]
+if TYPE_CHECKING:
+    from kernels.fused import FusedOperations
+
+WeightFormat = Literal["f32", "bf16", "q4_1", "q8_0"]
 Profile = Literal["exact", "fast"]
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A matrix [rows, columns] as its file stores it: uint8 [rows, row_bytes], or float32 [N, K].
+    """A matrix [rows, columns] as its file stores it: uint8 [rows, row_bytes], or float32 or bfloat16 [N, K].
 
     Packed, it is uint8 [ceil(rows / 32), 32 row_bytes] in the order of kernels/cpu/packing.py.
     """
@@ -98,6 +101,11 @@ class Operations(Protocol):
 
     name: str
     profile: Profile
+
+    @property
+    def fused(self) -> "FusedOperations | None":
+        """What runs as one call, or None: then models compose it of what is below."""
+        ...
 
     def prepare(self, weight: Weight) -> Weight:
         """A weight as `linear` reads it fastest, made once, at load. `gather` takes it unprepared."""

@@ -28,6 +28,7 @@ class TorchOperations:
     """Slow and plain. Weights are dequantised at every use."""
 
     name = "torch"
+    fused = None
 
     def __init__(self, profile: Profile = "exact") -> None:
         self.profile: Profile = profile
@@ -42,7 +43,7 @@ class TorchOperations:
     def linear(self, x_MK: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
         return [
             integer_product(x_MK, weight)
-            if self.profile == "fast" and weight.format != "f32"
+            if self.profile == "fast" and weight.format not in {"f32", "bf16"}
             else self._product(x_MK, weight)
             for weight in weights
         ]
@@ -81,8 +82,8 @@ class TorchOperations:
 
 def dequantize(weight: Weight) -> Tensor:
     """float32 [N, K] of a weight. Block layouts are those of GGML's Q4_1 and Q8_0."""
-    if weight.format == "f32":
-        return weight.data
+    if weight.format in {"f32", "bf16"}:
+        return weight.data.float()
     blocks = weight.data.reshape(weight.data.shape[0], weight.columns // _BLOCK, -1)
     if weight.format == "q4_1":
         return dequantise_q4_1(blocks)

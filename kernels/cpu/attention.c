@@ -35,7 +35,9 @@ static inline __attribute__((always_inline)) float scores_of(const struct paging
         vec products[LANES];
         for (int64_t i = 0; i < LANES; i++)
             products[i] = t + i < count ? product(q, entry(p, row, t + i, 0) + kv * p->d, n) : splat(0.0f);
-        vec s = horizontal_sums(products) * scale;
+        float sums[LANES];
+        for (int i = 0; i < LANES; i += 8) horizontal_sums(products + i, sums + i);
+        vec s = load(sums) * scale;
         for (int64_t i = count - t; i < LANES; i++) s[i] = -INFINITY;
         store(scores + t, s);
         highest = pick(s > highest, s, highest);

@@ -15,8 +15,19 @@ from pathlib import Path
 
 from protocol.errors import DockyardError, MissingCapability
 
-SOURCES = ("linear.c", "integer.c", "pointwise.c", "attention.c", "decoder.c")
-HEADERS = ("vector.h", "pairs.h", "weight.h", "operations.h")
+SOURCES = (
+    "linear.c",
+    "integer.c",
+    "pointwise.c",
+    "attention.c",
+    "decoder.c",
+    "hyper_connections.c",
+    "experts.c",
+    "projections.c",
+    "entry_attention.c",
+    "selection.c",
+)
+HEADERS = ("vector.h", "pairs.h", "weight.h", "operations.h", "deepseek.h")
 FLAGS = (
     "-O3",
     "-march=native",

@@ -76,6 +76,15 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "dockyard_paged_attention": (_I32, (_P, _P, _I64, _F, _P, _I32)),
     "dockyard_store_kv": (None, (_P, _P, _P, _I64)),
     "dockyard_decode": (_I32, (_P, _P, _I64, _P, _I64, _I32)),
+    "dockyard_hyper_site": (_I32, (_P, _P, _P, _I64, _P, _P, _I32)),
+    "dockyard_hyper_spread": (None, (_P, _P, _P, _P, _I64, _I64, _I64, _P)),
+    "dockyard_mixture": (_I32, (_P, _P, _P, _P, _I64, _P, _I32)),
+    "dockyard_keys": (_I32, (_P, _I32, _P, _I64, _I64, _P, _F, _P, _I32)),
+    "dockyard_queries": (_I32, (_P, _P, _I64, _P, _I32)),
+    "dockyard_attend": (_I32, (_P, _I32, _P, _I64, _I64, _I64, _P, _F, _P, _P, _I32)),
+    "dockyard_grouped_output": (_I32, (_P, _P, _I64, _P, _I32)),
+    "dockyard_index_scores": (_I32, (_P, _P, _P, _I64, _P, _P, _I64, _I64, _I64, _I64, _P, _I32)),
+    "dockyard_top_k": (_I32, (_P, _I64, _I64, _I64, _P, _I32)),
 }
 
 

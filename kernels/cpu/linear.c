@@ -9,8 +9,10 @@
 #include "operations.h"
 #include "vector.h"
 
+#define INLINE static inline __attribute__((always_inline)) /* for constant arguments, whose loops unroll */
+
 /* A group of weight rows is dequantised at a time; 12 rows by 256 columns of x are 12 KiB. */
-enum { GROUP = 8, PANEL = 12, TILE_M = 3, STRETCH = 256, MAX_K = 16384 };
+enum { GROUP = 8, PANEL = 12, TILE_M = 3, STRETCH = 256, MAX_K = 16384, FEW = 16 };
 
 static inline float half_to_float(const uint8_t *p) {
     _Float16 h;
@@ -41,28 +43,47 @@ static void dequantize_q8_0(const uint8_t *row, int64_t k, float *restrict out) 
     }
 }
 
+/* LANES weights as floats. */
+static inline vec load_bf16(const uint8_t *p) {
+#if LANES == 16 && defined(__AVX512F__)
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif LANES == 8 && defined(__AVX2__)
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
+    uint16_t narrow[LANES];
+    ivec wide;
+    vec v;
+    memcpy(narrow, p, sizeof narrow);
+    for (int i = 0; i < LANES; i++) wide[i] = (int32_t)((uint32_t)narrow[i] << 16);
+    memcpy(&v, &wide, sizeof v);
+    return v;
+#endif
+}
+
 static void dequantize(const struct weight *w, int64_t row, int64_t k, float *out) {
     const uint8_t *data = w->data + row * w->row_bytes;
     if (w->format == Q4_1)
         dequantize_q4_1(data, k, out);
     else if (w->format == Q8_0)
         dequantize_q8_0(data, k, out);
+    else if (w->format == BF16)
+        for (int64_t i = 0; i < k; i += LANES) store(out + i, load_bf16(data + 2 * i));
     else
         memcpy(out, data, (size_t)k * sizeof(float));
 }
 
 /* Adds the products over one stretch of k to acc[m][GROUP]. m and n are constants at each call, so that the
- * loops unroll and the accumulators live in registers meanwhile. */
-static inline __attribute__((always_inline)) void tile(const int m, const int n, const float *w, const float *x,
-                                                       int64_t k, int64_t stretch, vec *acc) {
+ * loops unroll and the accumulators live in registers meanwhile. Rows of w are `ws` apart, those of x `xs`. */
+INLINE void tile(const int m, const int n, const float *w, int64_t ws, const float *x, int64_t xs,
+                 int64_t stretch, vec *acc) {
     vec sum[TILE_M][8];
     for (int r = 0; r < m; r++)
         for (int c = 0; c < n; c++) sum[r][c] = acc[r * GROUP + c];
     for (int64_t i = 0; i < stretch; i += LANES) {
         vec xv[TILE_M];
-        for (int r = 0; r < m; r++) xv[r] = load(x + r * k + i);
+        for (int r = 0; r < m; r++) xv[r] = load(x + r * xs + i);
         for (int c = 0; c < n; c++) {
-            const vec wv = in_register(load(w + c * k + i));
+            const vec wv = in_register(load(w + c * ws + i));
             for (int r = 0; r < m; r++) sum[r][c] += xv[r] * wv;
         }
     }
@@ -70,67 +91,127 @@ static inline __attribute__((always_inline)) void tile(const int m, const int n,
         for (int c = 0; c < n; c++) acc[r * GROUP + c] = sum[r][c];
 }
 
-/* Up to PANEL rows of x against GROUP dequantised weight rows. Over a stretch of k both fit into the first-level
- * cache; the accumulators are carried from stretch to stretch, which changes no order and so no bit. */
-static void panel(const float *w, const float *x, int64_t m, int64_t k, vec *acc) {
+/* Up to PANEL rows of x against GROUP weight rows. Over a stretch of k both fit into the first-level cache; the
+ * accumulators are carried from stretch to stretch, which changes no order and so no bit. */
+static void panel(const float *w, int64_t ws, const float *x, int64_t xs, int64_t m, int64_t k, vec *acc) {
     for (int64_t i = 0; i < m * GROUP; i++) acc[i] = splat(0.0f);
     for (int64_t i = 0; i < k; i += STRETCH) {
         const int64_t stretch = k - i < STRETCH ? k - i : STRETCH;
         int64_t r = 0;
         for (; r + TILE_M <= m; r += TILE_M)
-            for (int c = 0; c < GROUP; c += 4) tile(TILE_M, 4, w + c * k + i, x + r * k + i, k, stretch, acc + r * GROUP + c);
-        for (; r < m; r++)
-            for (int c = 0; c < GROUP; c += 8) tile(1, 8, w + c * k + i, x + r * k + i, k, stretch, acc + r * GROUP + c);
+            for (int c = 0; c < GROUP; c += 4)
+                tile(TILE_M, 4, w + c * ws + i, ws, x + r * xs + i, xs, stretch, acc + r * GROUP + c);
+        for (; r < m; r++) tile(1, GROUP, w + i, ws, x + r * xs + i, xs, stretch, acc + r * GROUP);
     }
 }
 
-/* GROUP may be smaller than a vector. */
-static void group_sums(const vec *acc, float *sums) {
-    if (GROUP % LANES == 0)
-        for (int c = 0; c < GROUP; c += LANES) store(sums + c, horizontal_sums(acc + c));
+/* One row of x against GROUP weight rows, read where they lie: at a row, memory is what bounds. The next group
+ * is asked for meanwhile. */
+static void single_f32(const float *w, const float *x, int64_t k, vec *acc) {
+    vec sum[GROUP];
+    for (int c = 0; c < GROUP; c++) sum[c] = splat(0.0f);
+    for (int64_t i = 0; i < k; i += LANES) {
+        const vec xv = load(x + i);
+        for (int c = 0; c < GROUP; c++) {
+            __builtin_prefetch(w + (c + GROUP) * k + i);
+            sum[c] += xv * in_register(load(w + c * k + i));
+        }
+    }
+    for (int c = 0; c < GROUP; c++) acc[c] = sum[c];
+}
+
+static void single_bf16(const uint8_t *w, const float *x, int64_t k, vec *acc) {
+    vec sum[GROUP];
+    for (int c = 0; c < GROUP; c++) sum[c] = splat(0.0f);
+    for (int64_t i = 0; i < k; i += LANES) {
+        const vec xv = load(x + i);
+        for (int c = 0; c < GROUP; c++) {
+            __builtin_prefetch(w + 2 * ((c + GROUP) * k + i));
+            sum[c] += xv * load_bf16(w + 2 * (c * k + i));
+        }
+    }
+    for (int c = 0; c < GROUP; c++) acc[c] = sum[c];
+}
+
+/* Sums over GROUP weight rows from `row` on, of which `n` exist, for one row of x. */
+static void single(const struct weight *w, int64_t row, int64_t n, const float *x, int64_t k, float *out) {
+    vec acc[GROUP];
+    float sums[GROUP];
+    const uint8_t *data = w->data + row * w->row_bytes;
+    if (w->format == F32)
+        single_f32((const float *)(const void *)data, x, k, acc);
     else
-        for (int c = 0; c < GROUP; c++) sums[c] = horizontal_sum(acc[c]);
+        single_bf16(data, x, k, acc);
+    horizontal_sums(acc, sums);
+    memcpy(out + row, sums, (size_t)n * sizeof(float));
 }
 
 /* GROUP weight rows from `row` on, for all of x. Rows past the end repeat the last one and are not written. */
-static void weight_group(const struct weight *w, int64_t row, const float *x, int64_t m, int64_t k, float *buffer) {
-    const int64_t n = w->rows - row < GROUP ? w->rows - row : GROUP;
-    for (int64_t c = 0; c < GROUP; c++) dequantize(w, row + (c < n ? c : n - 1), k, buffer + c * k);
-    for (int64_t r = 0; r < m; r += PANEL) {
+static void weight_group(const struct product *p, int64_t row, float *buffer) {
+    const struct weight *w = &p->weight;
+    const int64_t n = w->rows - row < GROUP ? w->rows - row : GROUP, k = p->k;
+    if (p->m == 1 && n == GROUP && (w->format == F32 || w->format == BF16)) {
+        single(w, row, n, p->x, k, w->out);
+        return;
+    }
+    const float *rows = (const float *)(const void *)(w->data + row * w->row_bytes);
+    if (w->format != F32 || n < GROUP) {
+        for (int64_t c = 0; c < GROUP; c++) dequantize(w, row + (c < n ? c : n - 1), k, buffer + c * k);
+        rows = buffer;
+    }
+    for (int64_t r = 0; r < p->m; r += PANEL) {
         vec acc[PANEL * GROUP];
-        const int64_t rows = m - r < PANEL ? m - r : PANEL;
-        panel(buffer, x + r * k, rows, k, acc);
-        for (int64_t i = 0; i < rows; i++) {
+        const int64_t m = p->m - r < PANEL ? p->m - r : PANEL;
+        panel(rows, k, p->x + r * p->x_stride, p->x_stride, m, k, acc);
+        for (int64_t i = 0; i < m; i++) {
             float sums[GROUP];
-            group_sums(acc + i * GROUP, sums);
-            memcpy(w->out + (r + i) * w->rows + row, sums, (size_t)n * sizeof(float));
+            horizontal_sums(acc + i * GROUP, sums);
+            memcpy(w->out + (r + i) * p->out_stride + row, sums, (size_t)n * sizeof(float));
         }
     }
 }
 
-/* k is a multiple of 32 and at most MAX_K. */
-int linear_float(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
-                 int32_t threads) {
-    if (k % BLOCK != 0 || k > MAX_K || k <= 0) return -1;
-    const int64_t groups = num_groups(weights, count, GROUP);
+/* Returns 0, -1 when a k is out of range, -2 when memory ran out. */
+int products_float(const struct product *products, int64_t count, int32_t threads) {
+    int64_t groups = 0, widest = 0, work = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t k = products[i].k;
+        if (k % BLOCK != 0 || k > MAX_K || k <= 0) return -1;
+        widest = k > widest ? k : widest;
+        groups += (products[i].weight.rows + GROUP - 1) / GROUP;
+        work += products[i].weight.rows * products[i].m * k;
+    }
+    const int chunk = groups > 16 * threads ? 4 : 1;
     int failed = 0;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(threads) if (work > WORTH_A_THREAD)
     {
-        float *buffer = aligned_alloc(64, (size_t)(GROUP * k) * sizeof(float));
+        float *buffer = aligned_alloc(64, (size_t)(GROUP * widest) * sizeof(float));
+        int64_t first = 0, before = 0; /* the product that a group falls into, and the groups before it */
         if (buffer == NULL) {
 #pragma omp atomic write
             failed = 1;
         }
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, chunk)
         for (int64_t t = 0; t < groups; t++) {
             if (buffer == NULL) continue;
-            int64_t group = t;
-            const struct weight *w = owner(weights, GROUP, &group);
-            weight_group(w, group * GROUP, x, m, k, buffer);
+            for (int64_t own; t - before >= (own = (products[first].weight.rows + GROUP - 1) / GROUP); first++)
+                before += own;
+            weight_group(&products[first], (t - before) * GROUP, buffer);
         }
         free(buffer);
     }
     return failed ? -2 : 0;
+}
+
+int linear_float(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
+                 int32_t threads) {
+    struct product few[FEW], *products = few;
+    if (count <= 0) return 0;
+    if (count > FEW && (products = malloc((size_t)count * sizeof *products)) == NULL) return -2;
+    for (int32_t i = 0; i < count; i++) products[i] = dense_product(weights[i], x, weights[i].out, m, k);
+    const int status = products_float(products, count, threads);
+    if (products != few) free(products);
+    return status;
 }
 
 /* Several weights over the same x; neighbours of one kind share a parallel region, since waking threads costs

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.decoder import CpuDecoder
+from kernels.cpu.fused import CpuFused
 from kernels.cpu.library import CWeight, load
 from kernels.cpu.packing import pack
 from kernels.cpu.structures import FORMATS, c_paging, c_weight, check_range, check_weight, row_bytes
@@ -29,6 +30,7 @@ class CpuOperations:
         self.profile: Profile = profile
         self._library = library or load()
         self._threads = threads
+        self.fused = CpuFused(self._library, threads)
 
     def prepare(self, weight: Weight) -> Weight:
         return pack(weight) if self.profile == "fast" else weight

@@ -19,8 +19,8 @@ _BYTE_ORDER = [0, 2, 1, 3]
 
 
 def pack(weight: Weight) -> Weight:
-    """A copy for the integer products; a weight without blocks (float32) is returned as it is."""
-    if weight.format == "f32":
+    """A copy for the integer products; a weight without blocks (float32, bfloat16) is returned as it is."""
+    if weight.format not in _HEADER_BYTES:
         return weight
     num_blocks, header = weight.columns // _BLOCK, _HEADER_BYTES[weight.format]
     rows = F.pad(weight.data, (0, 0, 0, -weight.rows % GROUP_ROWS))

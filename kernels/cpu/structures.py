@@ -7,8 +7,9 @@ from kernels.cpu.library import CPaging, CWeight
 from kernels.cpu.packing import GROUP_ROWS
 from kernels.operations import Rows, Weight
 
-FORMATS = {"f32": 0, "q4_1": 3, "q8_0": 8}
-_BLOCK_BYTES = {"f32": 128, "q4_1": 20, "q8_0": 34}  # of 32 weights
+FORMATS = {"f32": 0, "q4_1": 3, "q8_0": 8, "bf16": 30}
+_TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+_BLOCK_BYTES = {"f32": 128, "q4_1": 20, "q8_0": 34, "bf16": 64}  # of 32 weights
 
 
 def check_weight(weight: Weight, columns: int) -> None:
@@ -16,7 +17,7 @@ def check_weight(weight: Weight, columns: int) -> None:
     assert weight.columns == columns
     group = _group(weight)
     assert len(weight.data) == -(-weight.rows // group)
-    assert weight.data.dtype == (torch.float32 if weight.format == "f32" else torch.uint8)
+    assert weight.data.dtype == _TYPES.get(weight.format, torch.uint8)
     bytes_of_32 = _BLOCK_BYTES[weight.format] * group
     assert weight.data.shape[1] * weight.data.element_size() * 32 == columns * bytes_of_32
 

@@ -68,23 +68,31 @@ static inline float horizontal_sum(vec v) {
     return v[0];
 }
 
-/* horizontal_sum of LANES vectors at once, to the same bits, in a third of the operations. */
-static inline vec horizontal_sums(const vec *v) {
-#if LANES == 8
+/* horizontal_sum of eight vectors at once, to the same bits, in a third of the operations. */
+static inline void horizontal_sums(const vec *v, float *sums) {
     vec t[4], u[2];
+#if LANES == 8
     for (int i = 0; i < 4; i++)
         t[i] = __builtin_shuffle(v[i], v[i + 4], (ivec){0, 1, 2, 3, 8, 9, 10, 11}) +
                __builtin_shuffle(v[i], v[i + 4], (ivec){4, 5, 6, 7, 12, 13, 14, 15});
     for (int i = 0; i < 2; i++)
         u[i] = __builtin_shuffle(t[i], t[i + 2], (ivec){0, 1, 8, 9, 4, 5, 12, 13}) +
                __builtin_shuffle(t[i], t[i + 2], (ivec){2, 3, 10, 11, 6, 7, 14, 15});
-    return __builtin_shuffle(u[0], u[1], (ivec){0, 8, 2, 10, 4, 12, 6, 14}) +
-           __builtin_shuffle(u[0], u[1], (ivec){1, 9, 3, 11, 5, 13, 7, 15});
+    const vec all = __builtin_shuffle(u[0], u[1], (ivec){0, 8, 2, 10, 4, 12, 6, 14}) +
+                    __builtin_shuffle(u[0], u[1], (ivec){1, 9, 3, 11, 5, 13, 7, 15});
 #else
-    vec sums;
-    for (int i = 0; i < LANES; i++) sums[i] = horizontal_sum(v[i]);
-    return sums;
+    for (int i = 0; i < 4; i++)
+        t[i] = __builtin_shuffle(v[i], v[i + 4], (ivec){0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}) +
+               __builtin_shuffle(v[i], v[i + 4], (ivec){8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31});
+    for (int i = 0; i < 2; i++)
+        u[i] = __builtin_shuffle(t[i], t[i + 2], (ivec){0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27}) +
+               __builtin_shuffle(t[i], t[i + 2], (ivec){4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31});
+    const vec s = __builtin_shuffle(u[0], u[1], (ivec){0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29}) +
+                  __builtin_shuffle(u[0], u[1], (ivec){2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31});
+    const vec all = __builtin_shuffle(s, (ivec){0, 8, 4, 12, 2, 10, 6, 14}) +
+                    __builtin_shuffle(s, (ivec){1, 9, 5, 13, 3, 11, 7, 15});
 #endif
+    memcpy(sums, &all, 8 * sizeof(float));
 }
 
 /* The low and the high nibbles of LANES bytes as floats. GCC 12 splits the portable form into scalars. */

@@ -21,11 +21,11 @@ class Block:
     ) -> None:
         prefix, c, eps = f"layers.{role.layer}", config.hidden_size, config.rms_norm_eps
         self.role, self._engram = role, engram
-        self._attention_connection = HyperConnection(config, source, f"{prefix}.hc_attn")
-        self._attention_norm = RmsNorm.take(source, f"{prefix}.attn_norm", c, eps)
+        norm = RmsNorm.take(source, f"{prefix}.attn_norm", c, eps)
+        self._attention_connection = HyperConnection(config, source, f"{prefix}.hc_attn", norm)
         self._attention = Attention(config, role, source, f"{prefix}.attn")
-        self._experts_connection = HyperConnection(config, source, f"{prefix}.hc_ffn")
-        self._experts_norm = RmsNorm.take(source, f"{prefix}.ffn_norm", c, eps)
+        norm = RmsNorm.take(source, f"{prefix}.ffn_norm", c, eps)
+        self._experts_connection = HyperConnection(config, source, f"{prefix}.hc_ffn", norm)
         self._experts = MixtureOfExperts(
             config, source, f"{prefix}.ffn", config.n_routed_experts, config.num_experts_per_tok
         )
@@ -37,18 +37,16 @@ class Block:
             rows = step.picked if view.rows is step.kept else None
             found, dead_T = lookups.wait(self.role.layer, rows)
             stream = Stream(self._engram(ops, stream.x, found, dead_T), stream.premix)
-        x_TC = self._attention_norm(ops, stream.collapse())
+        coefficients, x_TC = self._attention_connection.enter(ops, stream.x, stream.premix)
         if view.picked is None:
-            coefficients = self._attention_connection.coefficients(ops, stream.x)
             y_TC = self._attention(step, x_TC, view)
         else:
             pool = self._attention.write(step, x_TC, view)
             if len(view.queries) == 0:
                 return stream[view.picked]
             stream, x_TC = stream[view.picked], x_TC[view.picked]
-            coefficients = self._attention_connection.coefficients(ops, stream.x)
+            coefficients = coefficients[view.picked]
             y_TC = self._attention.mix(step, x_TC, view, pool)
-        stream = add_output(stream.x, y_TC, coefficients)
-        coefficients = self._experts_connection.coefficients(ops, stream.x)
-        x_TC = self._experts_norm(ops, stream.collapse())
-        return add_output(stream.x, self._experts(ops, x_TC, image_T), coefficients)
+        stream = add_output(ops, stream.x, y_TC, coefficients)
+        coefficients, x_TC = self._experts_connection.enter(ops, stream.x, stream.premix)
+        return add_output(ops, stream.x, self._experts(ops, x_TC, image_T), coefficients)

@@ -39,9 +39,7 @@ class Compressor:
         assert open_F is not None
         single_TX = torch.cat(projected, 1)
         nothing = torch.zeros(1, single_TX.shape[1])
-        pool = plan.members.pool(open_F, single_TX, nothing)
-        open_F[plan.members.stored_ring] = single_TX[plan.members.stored_rows]
-        values_GrD, gates_GrD = pool[plan.members.index[plan.last_rows]].chunk(2, -1)
+        values_GrD, gates_GrD = plan.members.exchange(open_F, single_TX, nothing).chunk(2, -1)
         return self._norm(operations, pool_group(values_GrD, gates_GrD))
 
 

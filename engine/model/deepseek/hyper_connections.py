@@ -1,6 +1,7 @@
 """Manifold-constrained hyper-connections, single-pass (section 5).
 
-Shapes: T rows, N streams, C channels, J = N + N + N*N coefficients of a site.
+Shapes: T rows, N streams, C channels, J = N + N + N*N coefficients of a site. Where operations have a site in
+one call, it runs; what is here is the reference.
 V4.1 delays the input mix by one sub-layer: a site reads the stream with the `pre` of the site before it, and
 hands its own on. V4 reads with the site's own `pre`; everything else is the same.
 """
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine import numerics
+from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.shape import TextShape
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
+from kernels.fused import LANES, MAX_STREAMS, HyperSite
 from kernels.operations import Operations
 
 _CHAIN = 8  # terms from which on NumPy's order depends on the layout
@@ -51,11 +54,14 @@ class Coefficients:
     post: Tensor
     mix: Tensor
 
+    def __getitem__(self, rows: Tensor) -> "Coefficients":
+        return Coefficients(self.pre[rows], self.post[rows], self.mix[rows])
+
 
 class HyperConnection:
-    """One site: the attention's or the feed-forward's of a layer."""
+    """One site: the attention's or the feed-forward's of a layer, with the norm of what it reads."""
 
-    def __init__(self, config: TextShape, source: TensorSource, prefix: str) -> None:
+    def __init__(self, config: TextShape, source: TensorSource, prefix: str, norm: RmsNorm) -> None:
         n, total = config.hc_mult, config.hc_mult * (config.hc_mult + 2)
         self._streams, self._eps, self._norm_eps = n, config.hc_eps, config.rms_norm_eps
         self._iterations = config.hc_sinkhorn_iters
@@ -63,6 +69,28 @@ class HyperConnection:
         self._base_J = source.take(f"{prefix}_base", (total,))
         scale = source.take(f"{prefix}_scale", (3,))
         self._scale_J = scale.repeat_interleave(torch.tensor([n, n, n * n]))
+        self._norm = norm
+        self._site = self._fused(config.hidden_size)
+
+    def enter(
+        self, operations: Operations, x_TNC: Tensor, premix_TN: Tensor | None = None
+    ) -> tuple[Coefficients, Tensor]:
+        """The site's coefficients; what its sub-layer reads, [T, C], with a mix handed on or with its own."""
+        if operations.fused is not None and self._site is not None:
+            rows = operations.fused.site(self._site, x_TNC, premix_TN)
+            return Coefficients(rows.pre, rows.post, rows.mix), rows.normed
+        coefficients = self.coefficients(operations, x_TNC)
+        stream = Stream(x_TNC, coefficients.pre if premix_TN is None else premix_TN)
+        return coefficients, self._norm(operations, stream.collapse())
+
+    def _fused(self, channels: int) -> HyperSite | None:
+        n, weight = self._streams, self._projection.whole
+        if weight is None or weight.columns != n * channels or channels % LANES or n > MAX_STREAMS:
+            return None
+        return HyperSite(
+            weight, self._base_J, self._scale_J, self._norm.weight, n, self._iterations, self._eps,
+            self._norm_eps,
+        )  # fmt: skip
 
     def coefficients(self, operations: Operations, x_TNC: Tensor) -> Coefficients:
         """From the stream as it enters the site.
@@ -106,8 +134,11 @@ def _divide_by_sums(mix_NNT: NDArray[np.float32], eps: float) -> None:
     mix_NNT /= sums
 
 
-def add_output(x_TNC: Tensor, y_TC: Tensor, coefficients: Coefficients) -> Stream:
+def add_output(operations: Operations, x_TNC: Tensor, y_TC: Tensor, coefficients: Coefficients) -> Stream:
     """X'_k = post_k y + sum_j mix[j, k] X_j; `pre` becomes the mix of the next site."""
+    if operations.fused is not None and x_TNC.shape[2] % LANES == 0 and x_TNC.shape[1] <= MAX_STREAMS:
+        spread = operations.fused.spread(x_TNC, y_TC, coefficients.post, coefficients.mix)
+        return Stream(spread, coefficients.pre)
     mixed_TNC = numerics.batched_product(coefficients.mix.transpose(1, 2), x_TNC)
     mixed_TNC += coefficients.post[:, :, None] * y_TC[:, None]
     return Stream(mixed_TNC, coefficients.pre)

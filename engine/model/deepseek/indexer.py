@@ -1,6 +1,7 @@
 """The indexer (section 2.4): which compressed entries each row attends to.
 
 Shapes: T rows, N visible groups, K selected groups, I index heads, J index head size, D channels of a latent.
+Where operations have scores or selections in one call, they run; what is here is the reference.
 score(p, j) = sum_h a_h relu(q_h . k_j); a = (x weights_proj) I^-1/2 J^-1/2; a group is visible when it ended
 at or before p.
 """
@@ -9,18 +10,20 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from engine import numerics
 from engine.model.deepseek.candidates import candidate_blocks, restrict_
-from engine.model.deepseek.core_attention import Entries
+from engine.model.deepseek.core_attention import Entries, reads_caches
 from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.roles import LayerRole
 from engine.model.deepseek.rope import Angles, rotate_
 from engine.model.deepseek.rows import Rows
 from engine.model.deepseek.shape import TextShape
-from engine.model.deepseek.step import Selection, Step
+from engine.model.deepseek.step import KeyRows, Selection, Step
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
+from kernels.fused import LANES, QueryRows
 from kernels.operations import Operations
 
 _SCORES = 1 << 22  # float32 head scores at a time: 16 MiB, or one row's
@@ -42,31 +45,26 @@ class IndexKeys:
 
 
 class Indexer:
-    """Of an index source; `query` and `head_weights` run with the attention's own projections."""
+    """Of an index source; its queries and their weights run with the attention's own projections."""
 
-    def __init__(self, config: TextShape, role: LayerRole, source: TensorSource, prefix: str) -> None:
-        heads, width = config.index_n_heads, config.index_head_dim
-        self.query = Dense.of(source.take(f"{prefix}.wq_b.weight", (heads * width, config.q_lora_rank)))
-        shape = (heads, config.hidden_size)
-        self.head_weights = Dense.of(source.take(f"{prefix}.weights_proj.weight", shape))
-        self._role, self._heads = role, heads
-        self._scale = heads**-0.5 * width**-0.5
+    def __init__(self, config: TextShape, role: LayerRole) -> None:
+        self._role, self._heads = role, config.index_n_heads
         self._k, self._blocks, self._size = (
             config.index_topk, config.candidate_topk_blocks, config.candidate_block_size,
         )  # fmt: skip
 
-    def select(self, step: Step, rows: Rows, query_TX: Tensor, weights_TI: Tensor) -> Selection:
+    def select(self, step: Step, rows: Rows, queries: QueryRows) -> Selection:
         """The K best visible groups of each row, all where fewer are visible, and their decoded entries."""
-        q_TIJ = query_TX.view(len(rows), self._heads, -1)
-        rotate_(q_TIJ, step.angles(rows, self._role.ratio))
+        assert queries.index_q is not None
+        assert queries.head_weights is not None
         record = step.cache.records.index
-        q_TIJ = record.decode(record.encode(q_TIJ))
-        weights_TI = weights_TI * self._scale
-        groups_TK = torch.full((len(rows), self._k), -1)
-        for sequence in range(len(rows.sequences)):
-            part = rows.row_slice(sequence)
-            chosen = self._select_one(step, rows, sequence, q_TIJ[part], weights_TI[part])
-            groups_TK[part, : chosen.shape[1]] = chosen
+        q_TIJ = record.decode(record.encode(queries.index_q.view(len(rows), self._heads, -1)))
+        chosen = [
+            self._select_one(step, rows, sequence, q_TIJ[part], queries.head_weights[part])
+            for sequence in range(len(rows.sequences))
+            for part in [rows.row_slice(sequence)]
+        ]
+        groups_TK = _filled_up(chosen, self._k)
         if step.observer is not None:
             blocks = step.shared.candidates if self._role.makes_candidates else {}
             step.observer.selected(self._role.layer, groups_TK, blocks, rows)
@@ -82,37 +80,41 @@ class Indexer:
         if count <= self._k and blocks is None and not makes:  # every visible group is chosen
             groups = torch.arange(count).expand(q_TIJ.shape[0], count)
             return groups.masked_fill(groups >= visible_T[:, None], -1)
-        keys_NJ = self._keys(step, rows, sequence)
+        keys = self._keys(step, rows, sequence)
         chosen: list[Tensor] = []
         made: list[Tensor] = []
         chunk = max(1, _SCORES // (count * self._heads))
         for start in range(0, q_TIJ.shape[0], chunk):
             part = slice(start, start + chunk)
-            scores = index_scores(step.operations, q_TIJ[part], a_TI[part], keys_NJ, visible_T[part])
+            scores = index_scores(step.operations, q_TIJ[part], a_TI[part], keys, visible_T[part])
             if makes:
                 made.append(candidate_blocks(scores, visible_T[part], self._size, self._blocks))
             if blocks is not None:
                 restrict_(scores, blocks[part], self._size)
-            chosen.append(numerics.top_k(scores, self._k))
+            chosen.append(numerics.top_k(scores, self._k, step.operations))
         if makes:
             step.shared.candidates[own.slot] = torch.cat(made)
-        return torch.cat(chosen)
+        return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
 
-    def _keys(self, step: Step, rows: Rows, sequence: int) -> Tensor:
-        """[N, J] of a sequence's groups, decoded once a step for all index sources of a kv source."""
-        slot, known = rows.sequences[sequence].slot, step.shared.index_keys
+    def _keys(self, step: Step, rows: Rows, sequence: int) -> KeyRows:
+        """Of a sequence's groups, decoded once a step for all index sources of a kv source."""
+        slot, known, record = rows.sequences[sequence].slot, step.shared.index_keys, step.cache.records.index
         if slot not in known:
             stored = step.cache.sources[self._role.kv_source].index
             entries = rows.visible_entries(sequence, self._role.ratio)
-            known[slot] = numerics.pad_columns(step.cache.records.index.decode(stored[entries]))
+            if reads_caches(step.operations, record):
+                known[slot] = KeyRows(stored, entries)
+            else:
+                known[slot] = KeyRows(record.decode(stored[entries]), torch.arange(len(entries)))
         return known[slot]
 
     def _entries(self, step: Step, rows: Rows, groups_TK: Tensor) -> Entries:
         """The chosen main entries, decoded; each once where there are many."""
         present_TK = groups_TK >= 0
-        sequence_TK = rows.sequence_T[:, None].expand_as(groups_TK)
-        flat_TK = rows.entries(sequence_TK, groups_TK.clamp(min=0), self._role.ratio)
+        flat_TK = rows.entries_of(groups_TK.clamp(min=0), self._role.ratio)
         stored = step.cache.sources[self._role.kv_source].main
+        if reads_caches(step.operations, step.cache.records.main):
+            return Entries(stored, flat_TK.masked_fill_(~present_TK, -1), first=0)
         if groups_TK.numel() <= _DIRECT:
             chosen, index = flat_TK.flatten(), torch.arange(groups_TK.numel()).view(groups_TK.shape)
         else:
@@ -122,6 +124,12 @@ class Indexer:
         return Entries(pool, torch.where(present_TK, index + 1, 0))
 
 
+def _filled_up(chosen: list[Tensor], k: int) -> Tensor:
+    """The parts below each other, each with -1 up to k columns."""
+    parts = [F.pad(part, (0, k - part.shape[1]), value=-1) if part.shape[1] < k else part for part in chosen]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def _distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct ids, ascending, and where among them each id is."""
     found = torch.unique(ids, return_inverse=True)  # pyright: ignore
@@ -129,10 +137,12 @@ def _distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def index_scores(
-    operations: Operations, q_TIJ: Tensor, a_TI: Tensor, keys_NJ: Tensor, visible_T: Tensor
+    operations: Operations, q_TIJ: Tensor, a_TI: Tensor, keys: KeyRows, visible_T: Tensor
 ) -> Tensor:
     """[T, N] float32; -inf for groups that a row does not see yet."""
-    products = numerics.dot_products(operations, q_TIJ.flatten(0, 1), keys_NJ).relu_()
+    if operations.fused is not None and q_TIJ.shape[2] % LANES == 0:
+        return operations.fused.index_scores(q_TIJ, a_TI, keys.pool, keys.rows, visible_T)
+    products = numerics.dot_products(operations, q_TIJ.flatten(0, 1), keys.pool[keys.rows]).relu_()
     weighted = products.view(*a_TI.shape, -1).mul_(a_TI[:, :, None])
     scores = numerics.tree_sum(weighted, 1)
-    return scores.masked_fill_(torch.arange(keys_NJ.shape[0]) >= visible_T[:, None], -torch.inf)
+    return scores.masked_fill_(torch.arange(len(keys.rows)) >= visible_T[:, None], -torch.inf)

@@ -1,5 +1,6 @@
 """Mixture of experts (section 6): sqrt-softplus scores, bias-corrected selection, one shared expert.
 
+Where operations have a mixture in one call, it runs; what is here is the reference.
 Shapes: T rows, C channels, E experts, K experts a row, I inner channels, A = T*K assignments.
 """
 
@@ -14,6 +15,7 @@ from engine import numerics
 from engine.model.deepseek.shape import TextShape
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
+from kernels.fused import LANES, ExpertWeights, Mixture
 from kernels.operations import Operations
 
 _INNER = 32  # inner channels are padded to a multiple, with zeros that contribute nothing
@@ -41,17 +43,17 @@ class Router:
         *,
         sees_images: bool = True,
     ) -> None:
-        self._gate = Dense.of(source.take(f"{prefix}.weight", (experts, config.hidden_size)))
-        self._bias_E = source.take(f"{prefix}.bias", (experts,))
-        self._image_bias_E = source.take(f"{prefix}.bias_vl", (experts,)) if sees_images else self._bias_E
+        self.gate = Dense.of(source.take(f"{prefix}.weight", (experts, config.hidden_size)))
+        self.bias_E = source.take(f"{prefix}.bias", (experts,))
+        self.image_bias_E = source.take(f"{prefix}.bias_vl", (experts,)) if sees_images else self.bias_E
         self._k, self._scale = k, config.routed_scaling_factor
 
     def __call__(self, operations: Operations, x_TC: Tensor, image_T: Tensor | None) -> Routes:
         """g = sqrt(softplus(x gate)); top K of g + bias (`bias_vl` for image rows); w = scale g / sum g."""
-        scores_TE = expert_scores(operations, x_TC, self._gate)
-        bias = self._bias_E
+        scores_TE = expert_scores(operations, x_TC, self.gate)
+        bias = self.bias_E
         if image_T is not None:
-            bias = torch.where(image_T[:, None], self._image_bias_E, self._bias_E)
+            bias = torch.where(image_T[:, None], self.image_bias_E, self.bias_E)
         experts_TK = numerics.top_k(scores_TE + bias, self._k)
         return Routes(experts_TK, expert_weights(scores_TE, experts_TK, self._scale))
 
@@ -84,17 +86,36 @@ class Expert:
             w1, w3 = (F.pad(w, (0, 0, 0, missing)) for w in (w1, w3))
         return cls(Dense.of(w1), Dense.of(w3), Dense.of(F.pad(w2, (0, missing)) if missing else w2))
 
+    def weights(self) -> ExpertWeights | None:
+        """None where a product falls into parts."""
+        gate, up, down = self.gate.whole, self.up.whole, self.down.whole
+        return None if gate is None or up is None or down is None else ExpertWeights(gate, up, down)
+
 
 class MixtureOfExperts:
     """A router by scores, and its experts."""
 
     def __init__(
-        self, config: TextShape, source: TensorSource, prefix: str, experts: int, experts_per_row: int
+        self,
+        config: TextShape,
+        source: TensorSource,
+        prefix: str,
+        experts: int,
+        experts_per_row: int,
+        *,
+        sees_images: bool = True,
     ) -> None:
-        self.router = Router(config, source, f"{prefix}.gate", experts, experts_per_row)
+        self.router = Router(
+            config, source, f"{prefix}.gate", experts, experts_per_row, sees_images=sees_images
+        )
         self._experts = Experts(config, source, prefix, experts)
+        biases = self.router.bias_E, self.router.image_bias_E
+        self._fused = self._experts.fused(self.router.gate, *biases, experts_per_row)
 
     def __call__(self, operations: Operations, x_TC: Tensor, image_T: Tensor | None) -> Tensor:
+        """[T, C]; the bias for images serves the rows of `image_T`."""
+        if operations.fused is not None and self._fused is not None:
+            return operations.fused.mixture(self._fused, x_TC, None, image_T)
         return self._experts(operations, x_TC, self.router(operations, x_TC, image_T))
 
 
@@ -103,11 +124,22 @@ class Experts:
 
     def __init__(self, config: TextShape, source: TensorSource, prefix: str, experts: int) -> None:
         c, inner = config.hidden_size, config.moe_intermediate_size
-        self._limit = config.swiglu_limit
+        self._limit, self._scale, self._channels = config.swiglu_limit, config.routed_scaling_factor, c
         self._shared = Expert.take(source, f"{prefix}.shared_experts", c, inner)
         self._experts = [Expert.take(source, f"{prefix}.experts.{e}", c, inner) for e in range(experts)]
 
+    def fused(self, gate: Dense, bias_E: Tensor, image_bias_E: Tensor, k: int) -> Mixture | None:
+        """All of it with its router, or None where the widths are not those of one call."""
+        experts = [expert.weights() for expert in (*self._experts, self._shared)]
+        if gate.whole is None or None in experts or self._channels % LANES:
+            return None
+        return Mixture(
+            gate.whole, bias_E, image_bias_E, tuple(e for e in experts if e is not None), self._channels, k,
+            self._limit, self._scale,
+        )  # fmt: skip
+
     def __call__(self, operations: Operations, x_TC: Tensor, routes: Routes) -> Tensor:
+        """[T, C] of rows that have their routes."""
         k = routes.experts.shape[1]
         order_A = routes.experts.flatten().argsort(stable=True)  # assignments, expert by expert
         counts = torch.bincount(routes.experts.flatten(), minlength=len(self._experts))

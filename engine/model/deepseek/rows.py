@@ -46,24 +46,42 @@ class SequenceRows:
 class WindowPlan:
     """Windows of `width` positions over a ring of rows a slot.
 
-    Index 0 is nothing; then come `width` - 1 rows of history a sequence, then the step's own rows.
+    Index 0 is nothing; then come `width` - 1 rows of history a sequence, then the step's own rows. Where
+    `first` is 0 the index points into the ring itself, which has the step's rows already; -1 is nothing.
     """
 
     history_ring: Tensor  # int64 [S * (width - 1)], rows of the flat ring
     index: Tensor  # int64, oldest first
     stored_rows: Tensor  # int64, the step's rows that the ring keeps
     stored_ring: Tensor  # int64, and where
+    first: int = 1
+
+    @property
+    def in_ring(self) -> bool:
+        return self.first == 0
 
     def pool(self, ring: Tensor, new: Tensor, nothing: Tensor) -> Tensor:
-        """[1 + history + T, ...]: what `index_TW` points into."""
+        """[1 + history + T, ...]: what the index points into, where that is not the ring."""
         return torch.cat((nothing, ring[self.history_ring], new))
+
+    def exchange(self, ring: Tensor, new: Tensor, nothing: Tensor) -> Tensor:
+        """[..., W, X], the rows that the index names; the step's own are left in the ring."""
+        if self.first:
+            found = self.pool(ring, new, nothing)[self.index]
+            ring[self.stored_ring] = new[self.stored_rows]
+            return found
+        ring[self.stored_ring] = new
+        if not len(self.index):
+            return ring[self.index]
+        return torch.where((self.index < 0)[..., None], nothing[0], ring[self.index.clamp(min=0)])
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
     """The groups of `ratio` positions that a step completes, in order of its rows (section 2.3)."""
 
-    members: WindowPlan | None  # windows of a group's positions; None at ratio 1, where a row is a group
+    members: WindowPlan | None  # each group's positions, [G, w]; None at ratio 1, where a row is a group
+    phases: Tensor  # int64 [T], where in its group each row stands
     last_rows: Tensor  # int64 [G], the row that completes each group
     first_positions: Tensor  # int64 [G], the group's position
     written: Tensor  # int64, which of the groups are written
@@ -83,6 +101,7 @@ class Rows:
         self._slots_S = torch.tensor([s.slot for s in self.sequences], dtype=torch.int64)
         self._bounds_S = torch.tensor([s.window_from for s in self.sequences], dtype=torch.int64)
         self.sequence_T = torch.arange(len(counts)).repeat_interleave(self._counts_S)
+        self._visible: dict[tuple[int, int], Tensor] = {}
         self._offsets = [0, *accumulate(counts)][:-1]
         self._offsets_S = torch.tensor(self._offsets, dtype=torch.int64)
         self.positions_T = torch.arange(sum(counts)) + (self._starts_S - self._offsets_S)[self.sequence_T]
@@ -117,12 +136,28 @@ class Rows:
         ring = self._slots_S[self.sequence_T[kept]] * ring_rows + self.positions_T[kept] % ring_rows
         return WindowPlan(history_ring.flatten(), index_TW, kept, ring)
 
+    def windows_in_ring(self, width: int, ring_rows: int, picked: Tensor | None = None) -> WindowPlan:
+        """`windows` for steps so short that the ring holds every row's window once it has the step's rows.
+
+        `picked`: the rows whose windows are asked for, bounded by the sequence's first position alone.
+        """
+        assert all(s.count + width - 1 <= ring_rows for s in self.sequences)
+        slots_T = (self._slots_S * ring_rows)[self.sequence_T]
+        own_T = slots_T + self.positions_T % ring_rows
+        rows = slice(None) if picked is None else picked
+        reach_TW = self.positions_T[rows, None] + torch.arange(1 - width, 1)
+        index_TW = slots_T[rows, None] + reach_TW % ring_rows
+        bound = self._bounds_S[self.sequence_T, None] if picked is None else 0
+        index_TW.masked_fill_(reach_TW < bound, -1)
+        return WindowPlan(own_T[:0], index_TW, torch.arange(self._count), own_T, first=0)
+
     def groups(self, ratio: int, ring_rows: int, width: int | None = None) -> GroupPlan:
         """The groups of a ratio that these rows complete.
 
         `width`: the positions up to its last that make a group; the ratio, unless groups overlap.
         """
-        last_rows = ((self.positions_T + 1) % ratio == 0).nonzero()[:, 0]
+        phases = self.positions_T % ratio
+        last_rows = (phases == ratio - 1).nonzero()[:, 0]
         first_positions = self.positions_T[last_rows] - (ratio - 1)
         least_S = torch.tensor([s.write_from for s in self.sequences], dtype=torch.int64)
         sequence_G = self.sequence_T[last_rows]
@@ -130,8 +165,14 @@ class Rows:
         groups = torch.div(first_positions[written], ratio, rounding_mode="floor")
         entries = self.entries(sequence_G[written], groups, ratio)
         width = ratio if width is None else width
-        members = None if width == 1 else self.windows(width, ring_rows, bounded=False)
-        return GroupPlan(members, last_rows, first_positions, written, entries)
+        members = None if width == 1 else self._members(width, ring_rows, last_rows)
+        return GroupPlan(members, phases, last_rows, first_positions, written, entries)
+
+    def _members(self, width: int, ring_rows: int, last_rows: Tensor) -> WindowPlan:
+        if all(s.count + width - 1 <= ring_rows for s in self.sequences):
+            return self.windows_in_ring(width, ring_rows, last_rows)
+        plan = self.windows(width, ring_rows, bounded=False)
+        return replace(plan, index=plan.index[last_rows])
 
     def entries(self, sequence: Tensor, groups: Tensor, ratio: int) -> Tensor:
         """Flat entry numbers of groups of sequences, elementwise."""
@@ -139,7 +180,16 @@ class Rows:
         block = torch.div(groups, size, rounding_mode="floor")
         return self._tables[sequence, block] * size + groups % size
 
+    def entries_of(self, groups_TK: Tensor, ratio: int) -> Tensor:
+        """Flat entry numbers of groups of each row's sequence, [T, K]."""
+        if len(self.sequences) == 1 and (0, ratio) in self._visible and len(self._visible[0, ratio]):
+            return self._visible[0, ratio][groups_TK]
+        return self.entries(self.sequence_T[:, None].expand_as(groups_TK), groups_TK, ratio)
+
     def visible_entries(self, sequence: int, ratio: int) -> Tensor:
         """Entry numbers of all groups of a sequence that its last row sees, in order."""
-        groups = torch.arange(self.sequences[sequence].stop // ratio)
-        return self.entries(torch.full_like(groups, sequence), groups, ratio)
+        key = sequence, ratio
+        if key not in self._visible:
+            groups = torch.arange(self.sequences[sequence].stop // ratio)
+            self._visible[key] = self.entries(torch.full_like(groups, sequence), groups, ratio)
+        return self._visible[key]

@@ -1,13 +1,13 @@
 """One forward step: its rows as each part of the stack sees them, and what layers hand to later layers."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from engine.model.deepseek.cache import SequenceCache
-from engine.model.deepseek.core_attention import Entries
+from engine.model.deepseek.cache import ROLLBACK_ROWS, SequenceCache
+from engine.model.deepseek.core_attention import Entries, reads_caches
 from engine.model.deepseek.hyper_connections import Stream
 from engine.model.deepseek.rope import Angles, RotaryTables
 from engine.model.deepseek.rows import GroupPlan, Rows, SequenceRows, WindowPlan
@@ -48,6 +48,13 @@ class Selection:
     entries: Entries
 
 
+class KeyRows(NamedTuple):
+    """Index keys of a sequence's groups in order: rows of a pool."""
+
+    pool: Tensor
+    rows: Tensor  # int64 [N]
+
+
 @dataclass(slots=True)
 class Shared:
     """What a layer leaves for later layers of the same step."""
@@ -56,8 +63,8 @@ class Shared:
     candidates: dict[int, Tensor] = field(
         default_factory=dict[int, Tensor]
     )  # by slot; absent: no restriction
-    index_keys: dict[int, Tensor] = field(
-        default_factory=dict[int, Tensor]
+    index_keys: dict[int, KeyRows] = field(
+        default_factory=dict[int, KeyRows]
     )  # by slot, of the newest kv source
 
 
@@ -76,7 +83,8 @@ class Step:
         self.shared = Shared()
         self._tables = tables
         self._angles: dict[tuple[int, bool], Angles] = {}
-        self._groups: dict[tuple[int, int], tuple[GroupPlan, Angles]] = {}
+        self._groups: dict[tuple[int, int], GroupPlan] = {}
+        self._group_angles: dict[tuple[int, int], Angles] = {}
         self.rows = Rows(sequences, cache.block_tokens)
         self.kept, self.picked = self._trim(sequences)
         self._encoder = self._whole(self.rows)
@@ -101,16 +109,28 @@ class Step:
             self._angles[key] = self._tables.table(ratio).angles(rows.positions_T)
         return self._angles[key]
 
-    def groups(self, ratio: int, width: int | None = None) -> tuple[GroupPlan, Angles]:
-        """The groups that the step's rows complete, and the angles of their first positions."""
+    def groups(self, ratio: int, width: int | None = None) -> GroupPlan:
+        """The groups that the step's rows complete."""
         key = ratio, ratio if width is None else width
         if key not in self._groups:
-            plan = self.rows.groups(ratio, self.cache.open_rows(key[1]), key[1])
-            self._groups[key] = (plan, self._tables.table(ratio).angles(plan.first_positions))
+            self._groups[key] = self.rows.groups(ratio, self.cache.open_rows(key[1]), key[1])
         return self._groups[key]
 
+    def group_angles(self, ratio: int, width: int | None = None) -> Angles:
+        """Of their first positions."""
+        key = ratio, ratio if width is None else width
+        if key not in self._group_angles:
+            positions = self.groups(ratio, width).first_positions
+            self._group_angles[key] = self._tables.table(ratio).angles(positions)
+        return self._group_angles[key]
+
     def _whole(self, rows: Rows) -> View:
-        windows = rows.windows(self.cache.config.sliding_window, self.cache.window_rows)
+        width, ring_rows = self.cache.config.sliding_window, self.cache.window_rows
+        direct = reads_caches(self.operations, self.cache.records.window)
+        if direct and all(s.count <= ROLLBACK_ROWS for s in rows.sequences):
+            windows = rows.windows_in_ring(width, ring_rows)
+        else:
+            windows = rows.windows(width, ring_rows)
         return View(rows, windows, rows, None, windows.index)
 
     def _trim(self, sequences: list[SequenceRows]) -> tuple[Rows, Tensor | None]:

@@ -6,12 +6,11 @@ Shapes: T rows, N streams, C channels.
 from torch import Tensor
 
 from engine.checkpoint.v4_shape import V4Layer
-from engine.model.deepseek.hyper_connections import HyperConnection, Stream, add_output
-from engine.model.deepseek.moe import Experts
+from engine.model.deepseek.hyper_connections import HyperConnection, add_output
 from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek_v4.attention import Attention
 from engine.model.deepseek_v4.config import DeepseekV4Config
-from engine.model.deepseek_v4.routing import HashRouter, ScoreRouter
+from engine.model.deepseek_v4.routing import HashedExperts, ScoredExperts
 from engine.model.deepseek_v4.step import V4Step
 from engine.model.tensor_source import TensorSource
 
@@ -30,21 +29,17 @@ class Block:
         hashed: bool,
     ) -> None:
         c, eps = config.hidden_size, config.rms_norm_eps
-        self._attention_connection = HyperConnection(config, source, f"{prefix}.hc_attn")
-        self._attention_norm = RmsNorm.take(source, f"{prefix}.attn_norm", c, eps)
+        norm = RmsNorm.take(source, f"{prefix}.attn_norm", c, eps)
+        self._attention_connection = HyperConnection(config, source, f"{prefix}.hc_attn", norm)
         self._attention = Attention(config, index, layer, source, f"{prefix}.attn")
-        self._experts_connection = HyperConnection(config, source, f"{prefix}.hc_ffn")
-        self._experts_norm = RmsNorm.take(source, f"{prefix}.ffn_norm", c, eps)
-        self._router = (HashRouter if hashed else ScoreRouter)(config, source, f"{prefix}.ffn.gate")
-        self._experts = Experts(config, source, f"{prefix}.ffn", config.n_routed_experts)
+        norm = RmsNorm.take(source, f"{prefix}.ffn_norm", c, eps)
+        self._experts_connection = HyperConnection(config, source, f"{prefix}.hc_ffn", norm)
+        self._mixture = (HashedExperts if hashed else ScoredExperts)(config, source, f"{prefix}.ffn")
 
     def __call__(self, step: V4Step, x_TNC: Tensor) -> Tensor:
         """The streams [T, N, C] behind the layer."""
         ops = step.operations
-        coefficients = self._attention_connection.coefficients(ops, x_TNC)
-        x_TC = self._attention_norm(ops, Stream(x_TNC, coefficients.pre).collapse())
-        x_TNC = add_output(x_TNC, self._attention(step, x_TC), coefficients).x
-        coefficients = self._experts_connection.coefficients(ops, x_TNC)
-        x_TC = self._experts_norm(ops, Stream(x_TNC, coefficients.pre).collapse())
-        routes = self._router(ops, x_TC, step.token_ids)
-        return add_output(x_TNC, self._experts(ops, x_TC, routes), coefficients).x
+        coefficients, x_TC = self._attention_connection.enter(ops, x_TNC)
+        x_TNC = add_output(ops, x_TNC, self._attention(step, x_TC), coefficients).x
+        coefficients, x_TC = self._experts_connection.enter(ops, x_TNC)
+        return add_output(ops, x_TNC, self._mixture(ops, x_TC, step.token_ids), coefficients).x

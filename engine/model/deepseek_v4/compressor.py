@@ -82,13 +82,14 @@ class Compressor:
 
         `tokens_TX`: the rows through `weight`; changed. `index`: of the layer.
         """
-        plan, angles = step.groups(self._layer.ratio, self._width)
+        plan = step.groups(self._layer.ratio, self._width)
         cached = step.cache.sources[index]
         step.shared.index_keys = {}
-        tokens_TX += self._bias_rX[step.rows.positions_T % self._layer.ratio]
+        tokens_TX += self._bias_rX[plan.phases]
         groups_GwX = self._groups(plan, cached.open, tokens_TX)
         if plan.written.shape[0] == 0:
             return
+        angles = step.group_angles(self._layer.ratio, self._width)
         stores = ((cached.main, step.cache.records.main), (cached.index, step.cache.records.index))
         for pool, (stored, record) in zip(self._pools, stores, strict=False):
             entries_GD = pool.norm(step.operations, pool.pooled(groups_GwX))
@@ -99,9 +100,4 @@ class Compressor:
         """[G, w, X]: the tokens of each completed group. What later groups read goes into the ring."""
         if plan.members is None or open_FX is None:  # HCA with groups of one token
             return tokens_TX[:, None]
-        groups_GwX = tokens_TX[:0, None]
-        if plan.last_rows.shape[0]:
-            pool = plan.members.pool(open_FX, tokens_TX, self._nothing_1X)
-            groups_GwX = pool[plan.members.index[plan.last_rows]]
-        open_FX[plan.members.stored_ring] = tokens_TX[plan.members.stored_rows]
-        return groups_GwX
+        return plan.members.exchange(open_FX, tokens_TX, self._nothing_1X)

@@ -1,7 +1,8 @@
 """HCA's attention (appendix A.1): window entries, and every compressed entry that a row sees; one softmax.
 
-How many there are depends on the position, so sums go over tiles of 64 entries in order: a tile that a row
-does not see adds zeros and changes no bit, whatever rows it runs with.
+Where operations have it in one call, it runs; what is here is the reference. How many entries there are
+depends on the position, so its sums go over tiles of 64 of them in order: a tile that a row does not see adds
+zeros and changes no bit, whatever rows it runs with.
 Shapes: T rows, H heads, D head size, W window, N entries of a sequence, E entries of a tile, M = T*H,
 X = D + 1, sums of weighted values and of weights.
 """
@@ -14,10 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine import numerics
-from engine.model.deepseek.core_attention import Entries
+from engine.model.deepseek.core_attention import Entries, reads_caches
 from engine.model.deepseek.records import Record
+from engine.model.deepseek.rope import Angles, rotate_
 from engine.model.deepseek.rows import Rows
 from engine.numerics import Dense
+from kernels.fused import LANES, EntrySource
 from kernels.operations import Operations
 
 _TILE = 64
@@ -67,7 +70,9 @@ class _Far:
         missing = -keys_ND.shape[0] % _TILE
         values_ND = F.pad(F.pad(keys_ND, (0, 1), value=1.0), (0, 0, 0, missing))
         starts = range(0, values_ND.shape[0], _TILE)
-        return cls(keys_ND, [Dense.of(values_ND[at : at + _TILE].T.contiguous()) for at in starts])
+        return cls(
+            keys_ND, [Dense.of(values_ND[at : at + _TILE].T.contiguous(), narrow=False) for at in starts]
+        )
 
     def logits(self, operations: Operations, q_THD: Tensor, counts_T: Tensor) -> Tensor:
         """[T, H, N], unscaled; -inf for entries that a row does not see."""
@@ -85,8 +90,29 @@ class HeavyAttention:
     def __init__(self, sink_H: Tensor, scale: float) -> None:
         self._sink_H, self._scale = sink_H, scale
 
-    def __call__(self, operations: Operations, q_THD: Tensor, window: Entries, far: Compressed) -> Tensor:
-        """[T, H, D]. Memory is bounded: rows go in chunks."""
+    def __call__(
+        self, operations: Operations, q_THD: Tensor, window: Entries, far: Compressed, angles: Angles
+    ) -> Tensor:
+        """[T, H, D], rotated back by `angles`."""
+        if operations.fused is None or q_THD.shape[2] % LANES:
+            out_THD = self._composed(operations, q_THD, window, far)
+            rotate_(out_THD, angles.inverse())
+            return out_THD
+        parts: list[Tensor] = []
+        for seen in far.visible:
+            rows, entries = seen.rows, EntrySource(far.stored, seen.entries, 0, seen.counts)
+            if not reads_caches(operations, far.record):
+                values = far.record.decode(far.stored[seen.entries])
+                entries = EntrySource(values, torch.arange(len(values)), 0, seen.counts)
+            near = EntrySource(window.pool, window.index[rows], window.first)
+            back = Angles(angles.cos[rows], angles.sin[rows])
+            parts.append(
+                operations.fused.attend(q_THD[rows], [near, entries], self._sink_H, self._scale, back)
+            )
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _composed(self, operations: Operations, q_THD: Tensor, window: Entries, far: Compressed) -> Tensor:
+        """Before the rotation. Memory is bounded: rows go in chunks."""
         out = torch.empty_like(q_THD)
         for seen in far.visible:
             entries = _Far.of(far.record.decode(far.stored[seen.entries]))

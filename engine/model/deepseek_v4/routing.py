@@ -1,26 +1,28 @@
-"""How V4 chooses experts: by scores, or in the first layers by the token's id alone (appendix A.1).
+"""V4's experts, chosen by scores, or in the first layers by the token's id alone (appendix A.1).
 
 Shapes: T rows, C channels, E experts, K experts a row, V vocabulary.
 """
 
+import torch
 from torch import Tensor
 
-from engine.model.deepseek.moe import Router, Routes, expert_scores, expert_weights
+from engine.model.deepseek.moe import Experts, MixtureOfExperts, Routes, expert_scores, expert_weights
 from engine.model.deepseek_v4.config import DeepseekV4Config
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
 from kernels.operations import Operations
 
 
-class ScoreRouter:
+class ScoredExperts:
     """V4.1's, without a bias for images."""
 
     def __init__(self, config: DeepseekV4Config, source: TensorSource, prefix: str) -> None:
         experts, k = config.n_routed_experts, config.num_experts_per_tok
-        self._router = Router(config, source, prefix, experts, k, sees_images=False)
+        self._experts = MixtureOfExperts(config, source, prefix, experts, k, sees_images=False)
 
-    def __call__(self, operations: Operations, x_TC: Tensor, ids_T: Tensor) -> Routes:
-        return self._router(operations, x_TC, None)
+    def __call__(self, operations: Operations, x_TC: Tensor, ids_T: Tensor) -> Tensor:
+        """[T, C], whatever the ids."""
+        return self._experts(operations, x_TC, None)
 
 
 class HashRouter:
@@ -28,11 +30,28 @@ class HashRouter:
 
     def __init__(self, config: DeepseekV4Config, source: TensorSource, prefix: str) -> None:
         experts, k = config.n_routed_experts, config.num_experts_per_tok
-        self._gate = Dense.of(source.take(f"{prefix}.weight", (experts, config.hidden_size)))
-        self._experts_VK = source.take(f"{prefix}.tid2eid", (config.vocab_size, k)).long()
+        self.gate = Dense.of(source.take(f"{prefix}.weight", (experts, config.hidden_size)))
+        self.experts_VK = source.take(f"{prefix}.tid2eid", (config.vocab_size, k)).long()
         self._scale = config.routed_scaling_factor
 
     def __call__(self, operations: Operations, x_TC: Tensor, ids_T: Tensor) -> Routes:
-        experts_TK = self._experts_VK[ids_T]
-        scores_TE = expert_scores(operations, x_TC, self._gate)
+        experts_TK = self.experts_VK[ids_T]
+        scores_TE = expert_scores(operations, x_TC, self.gate)
         return Routes(experts_TK, expert_weights(scores_TE, experts_TK, self._scale))
+
+
+class HashedExperts:
+    """A hash router and its experts."""
+
+    def __init__(self, config: DeepseekV4Config, source: TensorSource, prefix: str) -> None:
+        self._router = HashRouter(config, source, f"{prefix}.gate")
+        self._experts = Experts(config, source, prefix, config.n_routed_experts)
+        no_bias_E = torch.zeros(config.n_routed_experts)
+        k = config.num_experts_per_tok
+        self._fused = self._experts.fused(self._router.gate, no_bias_E, no_bias_E, k)
+
+    def __call__(self, operations: Operations, x_TC: Tensor, ids_T: Tensor) -> Tensor:
+        """[T, C] of tokens with these ids, int64 [T]."""
+        if operations.fused is not None and self._fused is not None:
+            return operations.fused.mixture(self._fused, x_TC, self._router.experts_VK[ids_T], None)
+        return self._experts(operations, x_TC, self._router(operations, x_TC, ids_T))

@@ -13,6 +13,7 @@ from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.records import IndexRecord, MainRecord, WindowRecord
 from engine.model.deepseek.rope import Angles, rotate_
 from engine.model.deepseek.rows import SequenceRows
+from engine.model.deepseek.step import KeyRows
 from engine.numerics import Dense
 from kernels.operations import select_operations
 
@@ -54,9 +55,9 @@ def _moe(ops, x, image):
     return MODEL._blocks[4]._experts(ops, x, image)
 
 
-def _coefficients(ops, x):
-    found = MODEL._blocks[4]._attention_connection.coefficients(ops, x)
-    return torch.cat((found.pre, found.post, found.mix.flatten(1)), 1)
+def _site(ops, x, *premix):
+    found, normed = MODEL._blocks[4]._attention_connection.enter(ops, x, *premix)
+    return torch.cat((found.pre, found.post, found.mix.flatten(1), normed), 1)
 
 
 # Name: function of operations and row tensors, and those tensors with all rows.
@@ -74,21 +75,27 @@ OPERATIONS = {
     "sigmoid": (lambda _, x: numerics.sigmoid(x), [_randn(ALL, 7)]),
     "silu": (lambda _, a, b: numerics.silu_mul(a, b), [_randn(ALL, 33), _randn(ALL, 33)]),
     "softplus": (lambda _, x: numerics.softplus(x), [_randn(ALL, 7)]),
-    "top k": (lambda _, x: numerics.top_k(x.round(decimals=1), 5), [_randn(ALL, 70)]),
+    "top k": (lambda ops, x: numerics.top_k(x.round(decimals=1), 5, ops), [_randn(ALL, 70)]),
     "norm": (RmsNorm(_randn(80), 1e-6), [_randn(ALL, 80)]),
     "norm of an odd width": (RmsNorm(_randn(77), 1e-6), [_randn(ALL, 77)]),
     "rotation": (_rotated, [_randn(ALL, 3, 24), _randn(ALL, 10), _randn(ALL, 10)]),
     "pooling": (lambda _, u, s: pool_group(u, s), [_randn(ALL, 2, 24), _randn(ALL, 2, 24)]),
     "Sinkhorn": (lambda _, m: sinkhorn(m, 20, 1e-6), [_randn(ALL, 4, 4).exp()]),
-    "coefficients": (_coefficients, [_randn(ALL, 4, 48)]),
+    "site": (_site, [_randn(ALL, 4, 48)]),
+    "site with a mix handed on": (_site, [_randn(ALL, 4, 48), _randn(ALL, 4)]),
     "streams": (
-        lambda _, x, y, post, mix: add_output(x, y, Coefficients(post, post, mix)).x,
+        lambda _, x, y, post, mix: add_output(_, x, y, Coefficients(post, post, mix)).x,
         [_randn(ALL, 4, 48), _randn(ALL, 48), _randn(ALL, 4), _randn(ALL, 4, 4)]),
     "attention": (
-        lambda _, q, index: attend(q, [Entries(POOL, index), Entries(POOL, index[:, :40])], SINKS, 0.125),
-        [_randn(ALL, 6, 64), INDEX]),
-    "index scores": (lambda ops, q, a, seen: index_scores(ops, q, a, KEYS, seen),
+        lambda ops, q, index, cos, sin: attend(
+            ops, q, [Entries(POOL, index), Entries(POOL, index[:, :40])], SINKS, scale=0.125,
+            angles=Angles(cos, sin)),
+        [_randn(ALL, 6, 64), INDEX, _randn(ALL, 10), _randn(ALL, 10)]),
+    "index scores": (lambda ops, q, a, seen: index_scores(ops, q, a, KeyRows(KEYS, torch.arange(131)), seen),
         [_randn(ALL, 16, 40), _randn(ALL, 16), POSITIONS]),
+    "index scores in one call": (
+        lambda ops, q, a, seen: index_scores(ops, q, a, KeyRows(POOL, torch.arange(131).flip(0)), seen),
+        [_randn(ALL, 16, 64), _randn(ALL, 16), POSITIONS]),
     "experts": (_moe, [_randn(ALL, 48), POSITIONS % 9 == 0]),
     "Engram": (_engram, [_randn(ALL, 4, 48), _randn(ALL, 192), POSITIONS % 9 == 0]),
     "window record": (lambda _, x: WindowRecord(64).encode(x), [_randn(ALL, 64)]),
@@ -128,10 +135,12 @@ def test_a_score_depends_on_its_row_and_its_key_alone(kind, cpu_library):
         assert torch.equal(numerics.dot_products(operations, x, KEYS[:count]), together[:, :count])
 
 
-def test_ties_go_to_the_lowest_positions():
+@pytest.mark.parametrize("kind", ["c", "torch"])
+def test_ties_go_to_the_lowest_positions(kind, cpu_library):
     scores = torch.tensor([[1.0, 2, 2, 2, 3], [0, 0, 0, 0, 0], [-torch.inf, 1, -torch.inf, 0, -torch.inf]])
-    assert numerics.top_k(scores, 3).tolist() == [[1, 2, 4], [0, 1, 2], [1, 3, -1]]
-    assert numerics.top_k(scores, 9).tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [1, 3, -1, -1, -1]]
+    ops = select_operations(1, kind)
+    assert numerics.top_k(scores, 3, ops).tolist() == [[1, 2, 4], [0, 1, 2], [1, 3, -1]]
+    assert numerics.top_k(scores, 9, ops).tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [1, 3, -1, -1, -1]]
 
 
 @pytest.mark.parametrize("rows", [r for r in ROWS if r > 1])

@@ -46,6 +46,11 @@ def test_windows_find_each_position_in_ring_or_step(plan, width, bound):
         ]  # fmt: skip
         assert found == expected
         ring[windows.stored_ring] = new[windows.stored_rows]
+        if all(s.count + width - 1 <= ring_rows for s in step):
+            short = rows.windows_in_ring(width, ring_rows)
+            found = torch.where(short.index < 0, 0, ring[short.index.clamp(min=0)]).tolist()
+            assert found == expected
+            assert ring[short.stored_ring].tolist() == new.tolist()
         for s in step:
             for p in range(max(0, s.stop - ring_rows), s.stop):
                 assert ring[s.slot * ring_rows + p % ring_rows] == _label(s.slot, p)
@@ -55,7 +60,7 @@ def test_windows_find_each_position_in_ring_or_step(plan, width, bound):
 @settings(deadline=None)
 def test_groups_are_completed_once_and_in_their_blocks(plan, ratio, write_from):
     ring_rows = ratio - 1 + SPARE
-    ring = torch.full((SLOTS * ring_rows,), -1)
+    ring = torch.full((SLOTS * ring_rows, 1), -1)
     seen = []
     for step in _steps(plan):
         rows = Rows([replace(s, write_from=4 * write_from) for s in step], BLOCK)
@@ -65,10 +70,9 @@ def test_groups_are_completed_once_and_in_their_blocks(plan, ratio, write_from):
         firsts = [p - ratio + 1 for _, p in ends]
         assert groups.first_positions.tolist() == firsts
         if groups.members is not None:
-            pool = groups.members.pool(ring, new, torch.zeros(1, dtype=torch.int64))
-            members = pool[groups.members.index[groups.last_rows]].tolist()
-            assert members == [[_label(s.slot, q) for q in range(p - ratio + 1, p + 1)] for s, p in ends]
-            ring[groups.members.stored_ring] = new[groups.members.stored_rows]
+            members = groups.members.exchange(ring, new[:, None], torch.zeros(1, 1, dtype=torch.int64))
+            expected = [[_label(s.slot, q) for q in range(p - ratio + 1, p + 1)] for s, p in ends]
+            assert members[..., 0].tolist() == expected
         kept = [i for i, first in enumerate(firsts) if first >= 4 * write_from]
         assert groups.written.tolist() == kept
         size = BLOCK // ratio

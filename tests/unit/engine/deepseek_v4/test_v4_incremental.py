@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_v4 import QUANTISED, RandomTensors, ids_of, run_chunks, tiny_config, tiny_model
+from tiny_v4 import QUANTISED, WIDTHS, RandomTensors, ids_of, run_chunks, tiny_config, tiny_model
 
 from engine.errors import InvalidRequest
 from engine.model.deepseek.replay import resume_after_hit
@@ -18,13 +18,18 @@ from kernels.operations import select_operations
 COUNT = 90
 
 
-RUNS = [*(("auto", name) for name in QUANTISED), ("torch", "off")]
+RUNS = [
+    *(("auto", name, "in one call") for name in QUANTISED),
+    ("auto", "released", "composed"),
+    ("auto", "off", "composed"),
+    ("torch", "off", "in one call"),
+]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids="-".join)
 def model(request, cpu_library):
-    kind, quantised = request.param
-    return tiny_model(tiny_config(QUANTISED[quantised]), kind)
+    kind, quantised, widths = request.param
+    return tiny_model(tiny_config(QUANTISED[quantised], **WIDTHS[widths]), kind)
 
 
 @lru_cache
@@ -48,7 +53,7 @@ def test_block_size_changes_no_bit(model, block_tokens):
 @given(cuts=st.lists(st.integers(1, 20), min_size=1, max_size=12), seed=st.integers(0, 99))
 @settings(max_examples=8, deadline=None)
 def test_any_chunks_give_the_same_bits(cpu_library, cuts, seed):
-    model, ids = tiny_model(), ids_of(sum(cuts), seed)
+    model, ids = tiny_model(tiny_config(**WIDTHS["in one call"])), ids_of(sum(cuts), seed)
     num_blocks = -(-len(ids) // 8)
     cache, at, parts = model.new_cache(num_blocks, 8, 1), 0, []
     for count in cuts:

@@ -5,10 +5,11 @@ import torch
 from tiny_v4 import QUANTISED, RandomTensors, ids_of, run_chunks, tiny_config, tiny_model
 
 from engine.errors import BrokenModelFile
-from engine.model.deepseek.core_attention import Entries, attend
+from engine.model.deepseek.core_attention import Entries, attend_composed
 from engine.model.deepseek.hyper_connections import Stream
+from engine.model.deepseek.moe import Router
 from engine.model.deepseek.records import PlainRecord
-from engine.model.deepseek.rope import RotaryTables, rotate_
+from engine.model.deepseek.rope import Angles, RotaryTables, rotate_
 from engine.model.deepseek.rows import Rows, SequenceRows
 from engine.model.deepseek_v4.compressor import Compressor
 from engine.model.deepseek_v4.config import DeepseekV4Config
@@ -16,13 +17,14 @@ from engine.model.deepseek_v4.heavy_attention import Compressed, HeavyAttention,
 from engine.model.deepseek_v4.hyper_head import HyperHead
 from engine.model.deepseek_v4.model import DeepseekV4Model
 from engine.model.deepseek_v4.mtp import DraftBlock
-from engine.model.deepseek_v4.routing import HashRouter, ScoreRouter
+from engine.model.deepseek_v4.routing import HashRouter
 from engine.model.deepseek_v4.step import V4Step
 from engine.model.tensor_source import TensorsInMemory
 from engine.numerics import linear
 from kernels.operations import select_operations
 
 SOURCE = RandomTensors()
+NO_TURN = Angles(torch.ones(43, 8), torch.zeros(43, 8))
 
 
 def _take(name, *shape):
@@ -89,23 +91,25 @@ def test_hca_pools_its_own_group(cpu_library):
     assert len(source.index) == 0
 
 
-def test_hca_attends_to_all_that_a_row_sees_in_one_softmax(cpu_library):
+@pytest.mark.parametrize("width", [64, 72], ids=["in one call", "composed"])
+@pytest.mark.parametrize("kind", ["c", "torch"])
+def test_hca_attends_to_all_that_a_row_sees_in_one_softmax(kind, width, cpu_library):
     """As attend() does where all visible entries are selected: the same numbers, summed in tiles."""
     torch.manual_seed(0)
     sequences = [SequenceRows(0, [0, 1], 5, 40), SequenceRows(1, [2, 3, 4, 5], 200, 3)]
     rows = Rows(sequences, 64)
-    q_THD, stored, sink_H = torch.randn(43, 4, 72), torch.randn(6 * 32, 72), torch.randn(4)
-    pool = torch.cat((torch.zeros(1, 72), torch.randn(50, 72)))
+    q_THD, stored, sink_H = torch.randn(43, 4, width), torch.randn(6 * 32, width), torch.randn(4)
+    pool = torch.cat((torch.zeros(1, width), torch.randn(50, width)))
     near = Entries(pool, torch.randint(0, 51, (43, 16)))
-    far = Compressed(stored, PlainRecord(72), Visible.of(rows, 2))
-    found = HeavyAttention(sink_H, 0.1)(select_operations(1), q_THD, near, far)
+    far = Compressed(stored, PlainRecord(width), Visible.of(rows, 2))
+    found = HeavyAttention(sink_H, 0.1)(select_operations(1, kind), q_THD, near, far, NO_TURN)
     index = torch.zeros(43, 101, dtype=torch.int64)
     for seen in far.visible:
         for row in range(seen.rows.start, seen.rows.stop):
             count = (int(rows.positions_T[row]) + 1) // 2
             index[row, :count] = seen.entries[:count] + 1
-    all_entries = Entries(torch.cat((torch.zeros(1, 72), stored)), index)
-    expected = attend(q_THD, [near, all_entries], sink_H, 0.1)
+    all_entries = Entries(torch.cat((torch.zeros(1, width), stored)), index)
+    expected = attend_composed(q_THD, [near, all_entries], sink_H, 0.1)
     assert (found - expected).abs().max() < 2e-6
 
 
@@ -130,7 +134,7 @@ def test_hash_layers_route_by_the_token_alone_and_weigh_by_the_scores(cpu_librar
 
 def test_score_layers_select_with_the_bias_and_weigh_without(cpu_library):
     config, x_TC = tiny_config(), torch.randn(6, 64)
-    routes = ScoreRouter(config, SOURCE, "g")(select_operations(1), x_TC, torch.zeros(6, dtype=torch.int64))
+    routes = Router(config, SOURCE, "g", 8, 2, sees_images=False)(select_operations(1), x_TC, None)
     scores = torch.log1p((x_TC.double() @ _take("g.weight", 8, 64).T).exp()).sqrt()
     best = (scores + _take("g.bias", 8)).topk(2).indices.sort(1).values
     assert torch.equal(routes.experts, best)

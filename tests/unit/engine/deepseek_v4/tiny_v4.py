@@ -28,6 +28,10 @@ QUANTISED = {
     "fp8 index": V4Quantisation(index="fp8"),
     "off": V4Quantisation.off(),
 }
+WIDTHS: dict[str, dict[str, Any]] = {  # of heads and latents: such as the C library's fused operations take
+    "in one call": {"head_dim": 80, "qk_rope_head_dim": 16, "q_lora_rank": 32},
+    "composed": {},
+}
 
 
 class RandomTensors:

@@ -1,0 +1,98 @@
+/* What an attention makes of its rows, each in one call: keys, queries, and the output behind its heads. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "deepseek.h"
+#include "operations.h"
+#include "vector.h"
+
+/* out = x / rms(x) * weight; `padding` zeros follow. A weight of NULL is all ones. */
+static void norm_row(const float *x, const float *weight, float eps, int64_t k, int64_t padding, float *out) {
+    vec sum = {0};
+    for (int64_t i = 0; i < k; i += LANES) sum += load(x + i) * load(x + i);
+    const float scale = 1.0f / sqrtf(horizontal_sum(sum) / (float)k + eps);
+    for (int64_t i = 0; i < k; i += LANES) store(out + i, load(x + i) * scale * load(weight + i));
+    memset(out + k, 0, (size_t)padding * sizeof(float));
+}
+
+static void rotate_row(float *x, int64_t heads, int64_t d, const float *cos, const float *sin, int64_t channels) {
+    for (int64_t h = 0; h < heads; h++) {
+        float *tail = x + h * d + d - channels;
+        for (int64_t i = 0; i < channels; i += 2) {
+            const float a = tail[i], b = tail[i + 1];
+            tail[i] = a * cos[i] + b * sin[i];
+            tail[i + 1] = b * cos[i + 1] + a * sin[i + 1];
+        }
+    }
+}
+
+/* x[T, heads, d] in place, each row by its own angles. */
+void dockyard_rotate(float *x, int64_t rows, int64_t heads, int64_t d, const struct angles *a) {
+    for (int64_t r = 0; r < rows; r++)
+        rotate_row(x + r * heads * d, heads, d, a->cos + r * a->channels, a->sin + r * a->channels, a->channels);
+}
+
+/* Products of x[T, k] with all weights; the first one's become keys: normed and rotated. */
+int dockyard_keys(const struct weight *weights, int32_t count, const float *x, int64_t rows, int64_t k,
+                  const float *norm, float eps, const struct angles *angles, int32_t threads) {
+    const int64_t d = weights[0].rows;
+    if (d % LANES != 0) return -1;
+    const int status = linear_float(weights, count, x, rows, k, threads);
+    for (int64_t r = 0; r < rows && status == 0; r++)
+        norm_row(weights[0].out + r * d, norm, eps, d, 0, weights[0].out + r * d);
+    if (status == 0) dockyard_rotate(weights[0].out, rows, 1, d, angles);
+    return status;
+}
+
+static void finish_queries(const struct queries *q, int64_t row, const struct angles *a) {
+    const float *cos = a->cos + row * a->channels, *sin = a->sin + row * a->channels;
+    float *own = q->query.out + row * q->query.rows;
+    for (int64_t at = 0; q->head_norm != NULL && at < q->query.rows; at += q->d)
+        norm_row(own + at, q->head_norm, q->eps, q->d, 0, own + at);
+    rotate_row(own, q->query.rows / q->d, q->d, cos, sin, a->channels);
+    for (int64_t i = 0; i < q->head_weights.rows; i++) q->head_weights.out[row * q->head_weights.rows + i] *= q->index_scale;
+    if (q->index_query.rows > 0)
+        rotate_row(q->index_query.out + row * q->index_query.rows, q->index_query.rows / q->index_d, q->index_d, cos,
+                   sin, a->channels);
+}
+
+/* Latents of x[T, columns], normed; of them the heads' queries and the indexer's, rotated. */
+int dockyard_queries(const struct queries *q, const float *x, int64_t rows, const struct angles *angles,
+                     int32_t threads) {
+    const int64_t rank = q->latent.rows, padding = q->latent_columns - rank;
+    if (rank % LANES != 0 || q->d % LANES != 0) return -1;
+    float *latents = malloc((size_t)(rows * (rank + q->latent_columns)) * sizeof(float));
+    if (latents == NULL) return -2;
+    float *normed = latents + rows * rank;
+    struct weight first[] = {q->latent, q->head_weights}, second[] = {q->query, q->index_query};
+    first[0].out = latents;
+    int status = linear_float(first, q->head_weights.rows > 0 ? 2 : 1, x, rows, q->columns, threads);
+    for (int64_t r = 0; r < rows && status == 0; r++)
+        norm_row(latents + r * rank, q->norm, q->eps, rank, padding, normed + r * q->latent_columns);
+    if (status == 0)
+        status = linear_float(second, q->index_query.rows > 0 ? 2 : 1, normed, rows, q->latent_columns, threads);
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows > 4)
+    for (int64_t r = 0; r < rows; r++)
+        if (status == 0) finish_queries(q, r, angles);
+    free(latents);
+    return status;
+}
+
+/* x[T, num_groups * columns]: each group of heads through its own matrix, then all through one. out[T, whole.rows] */
+int dockyard_grouped_output(const struct output *o, const float *x, int64_t rows, float *out, int32_t threads) {
+    const int64_t rank = o->groups[0].rows, width = o->num_groups * rank;
+    const size_t bytes = (size_t)(rows * width) * sizeof(float);
+    struct product *products = malloc((size_t)o->num_groups * sizeof *products + bytes);
+    if (products == NULL) return -2;
+    float *latents = (float *)(void *)(products + o->num_groups);
+    for (int64_t g = 0; g < o->num_groups; g++) {
+        struct weight weight = o->groups[g];
+        weight.out = latents + g * rank;
+        products[g] = (struct product){weight, x + g * o->columns, rows, o->columns, o->num_groups * o->columns, width};
+    }
+    int status = products_float(products, o->num_groups, threads);
+    const struct product last = dense_product(o->whole, latents, out, rows, width);
+    if (status == 0) status = products_float(&last, 1, threads);
+    free(products);
+    return status;
+}

@@ -1,0 +1,205 @@
+"""What C runs in one call against the same of PyTorch's operations, and row by row, in every form of C."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from golden_sets import RandomTensors
+from torch import Tensor
+
+from engine.model.deepseek.core_attention import Entries, attend, attend_composed
+from engine.model.deepseek.hyper_connections import Coefficients, HyperConnection, add_output
+from engine.model.deepseek.indexer import index_scores
+from engine.model.deepseek.moe import MixtureOfExperts
+from engine.model.deepseek.norm import RmsNorm
+from engine.model.deepseek.projections import GroupedOutput, Keys, Queries
+from engine.model.deepseek.rope import Angles
+from engine.model.deepseek.step import KeyRows
+from engine.model.deepseek_v4.routing import HashedExperts
+from engine.numerics import Dense
+from kernels.cpu.build import compile_to
+from kernels.cpu.library import open_library
+from kernels.cpu.operations import CpuOperations
+from kernels.fused import EntrySource
+from kernels.torch_operations import TorchOperations
+
+FORMS = {"of this processor": (), "8 lanes": ("-DLANES=8",), "16 lanes": ("-DLANES=16", "-mno-avx512f")}
+ROWS = 37
+SHAPE = cast(Any, SimpleNamespace(
+    hidden_size=80, head_dim=48, num_attention_heads=6, q_lora_rank=48, o_groups=2, o_lora_rank=48,
+    index_n_heads=5, index_head_dim=32, rms_norm_eps=1e-6, hc_mult=4, hc_sinkhorn_iters=20, hc_eps=1e-6,
+    moe_intermediate_size=40, swiglu_limit=1.5, routed_scaling_factor=1.5, n_routed_experts=9,
+    num_experts_per_tok=3, vocab_size=50,
+))  # fmt: skip
+
+
+def _randn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def library(request, tmp_path_factory, cpu_library):
+    if not FORMS[request.param]:
+        return open_library(cpu_library)
+    path = tmp_path_factory.mktemp("forms") / "form.so"
+    compile_to(path, *FORMS[request.param])
+    return open_library(path)
+
+
+@dataclass(frozen=True)
+class Tables(RandomTensors):
+    """Weights that are bfloat16's, and the table of a hash layer."""
+
+    narrow: bool = False
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name.endswith("tid2eid"):
+            chosen = torch.rand(shape[0], SHAPE.n_routed_experts, generator=torch.Generator().manual_seed(3))
+            return chosen.argsort(1)[:, : shape[1]].float()
+        values = super().take(name, shape)
+        return values.bfloat16().float() if self.narrow else values
+
+
+def _angles(rows: slice) -> Angles:
+    return Angles(_randn(ROWS, 16)[rows], _randn(ROWS, 16)[rows].flip(1))
+
+
+def _site(source: Tables, streams: int, delayed: bool):
+    shape = replace_shape(hc_mult=streams)
+    norm = RmsNorm.take(source, "norm", SHAPE.hidden_size, 1e-6)
+    site = HyperConnection(shape, source, "s", norm)
+    assert site._site is not None
+    x, premix = _randn(ROWS, streams, 80), _randn(ROWS, streams)
+
+    def run(ops, rows):
+        found, normed = site.enter(ops, x[rows], premix[rows] if delayed else None)
+        return torch.cat((found.pre, found.post, found.mix.flatten(1), normed), 1)
+
+    return run
+
+
+def _streams(source: Tables):
+    x, y, post, mix = _randn(ROWS, 4, 80), _randn(ROWS, 80), _randn(ROWS, 4), _randn(ROWS, 4, 4)
+    return lambda ops, r: add_output(ops, x[r], y[r], Coefficients(post[r], post[r], mix[r])).x
+
+
+def _experts(source: Tables):
+    mixture, x = MixtureOfExperts(SHAPE, source, "ffn", 9, 3), _randn(ROWS, 80)
+    assert mixture._fused is not None
+    image = torch.arange(ROWS) % 5 == 0
+    return lambda ops, rows: mixture(ops, x[rows], image[rows])
+
+
+def _hashed(source: Tables):
+    mixture, x, ids = HashedExperts(SHAPE, source, "ffn"), _randn(ROWS, 80), torch.arange(ROWS)
+    assert mixture._fused is not None
+    return lambda ops, rows: mixture(ops, x[rows], ids[rows])
+
+
+def _keys(source: Tables):
+    keys, x = Keys(SHAPE, source, "a", (Dense.of(source.take("more", (21, 80))),)), _randn(ROWS, 80)
+    assert keys._fused is not None
+    return lambda ops, rows: torch.cat(keys(ops, x[rows], _angles(rows)), 1)
+
+
+def _queries(source: Tables, head_norm: bool):
+    queries = Queries(SHAPE, source, "a", indexed=True, head_norm=head_norm)
+    assert queries._fused is not None
+    x = _randn(ROWS, 80)
+    return lambda ops, rows: torch.cat(queries(ops, x[rows], _angles(rows)), 1)
+
+
+def _attention(source: Tables, heads: int):
+    pool = torch.cat((torch.zeros(1, 80), _randn(90, 80)))
+    index = torch.randint(0, 91, (ROWS, 50), generator=torch.Generator().manual_seed(1))
+    q, sinks = _randn(ROWS, heads, 80), _randn(heads)
+
+    def run(ops, rows):
+        entries = [Entries(pool, index[rows]), Entries(pool, index[rows, :7])]
+        return attend(ops, q[rows], entries, sinks, scale=0.1, angles=_angles(rows))
+
+    return run
+
+
+def _output(source: Tables):
+    shape = replace_shape(head_dim=32)
+    output, x = GroupedOutput(shape, source, "a"), _randn(ROWS, 6, 32)
+    assert output._fused is not None
+    return lambda ops, rows: output(ops, x[rows])
+
+
+def _scores(source: Tables):
+    keys = KeyRows(_randn(200, 32), torch.randperm(200, generator=torch.Generator().manual_seed(1))[:131])
+    q, weights, visible = _randn(ROWS, 5, 32), _randn(ROWS, 5), torch.arange(ROWS) * 4
+    return lambda ops, rows: index_scores(ops, q[rows], weights[rows], keys, visible[rows])
+
+
+def replace_shape(**fields: int) -> Any:
+    return SimpleNamespace(**{**vars(SHAPE), **fields})
+
+
+CALLS = {
+    "site": lambda source: _site(source, 4, delayed=False),
+    "site of two streams": lambda source: _site(source, 2, delayed=True),
+    "site of eight streams": lambda source: _site(source, 8, delayed=True),
+    "streams": _streams,
+    "experts by score": _experts,
+    "experts by token": _hashed,
+    "keys": _keys,
+    "queries": lambda source: _queries(source, head_norm=False),
+    "queries with a norm of heads": lambda source: _queries(source, head_norm=True),
+    "attention": lambda source: _attention(source, 8),
+    "attention of three heads": lambda source: _attention(source, 3),
+    "output": _output,
+    "index scores": _scores,
+}
+
+
+@pytest.mark.parametrize("narrow", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CALLS)
+@torch.inference_mode()
+def test_one_call_agrees_with_pytorch_and_a_row_with_itself(library, name, narrow):
+    run = CALLS[name](Tables(narrow=narrow))
+    together = run(CpuOperations(2, library=library), slice(0, ROWS))
+    torch.testing.assert_close(together, run(TorchOperations(), slice(0, ROWS)), rtol=2e-5, atol=2e-5)
+    one = CpuOperations(1, library=library)
+    for start, stop in ((0, 1), (5, 6), (ROWS - 1, ROWS), (3, 11), (1, ROWS)):
+        assert torch.equal(run(one, slice(start, stop)), together[start:stop]), (start, stop)
+
+
+def test_attention_reads_a_cache_as_it_reads_a_pool(library):
+    """Entries by number and how many, -1 for none, against a pool with a row of zeros for none."""
+    ops, store, q, sinks = CpuOperations(2, library=library), _randn(90, 48), _randn(5, 4, 48), _randn(4)
+    index = torch.randint(-1, 90, (5, 20), generator=torch.Generator().manual_seed(1))
+    table, counts = torch.randperm(90)[:30], torch.tensor([0, 1, 8, 29, 30])
+    sources = [EntrySource(store, index, 0), EntrySource(store, table, 0, counts)]
+    found = ops.fused.attend(q, sources, sinks, 0.2, None)
+    seen = torch.where(torch.arange(30) < counts[:, None], table + 1, 0)
+    pool = torch.cat((torch.zeros(1, 48), store))
+    expected = attend_composed(q, [Entries(pool, index + 1), Entries(pool, seen)], sinks, 0.2)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 1000])
+@pytest.mark.parametrize("k", [1, 6, 64])
+def test_the_largest_with_ties(library, count, k):
+    scores = _randn(9, count).mul(2).round()
+    scores[0, ::2] = -torch.inf
+    scores[1] = -torch.inf
+    found = CpuOperations(1, library=library).fused.top_k(scores, k).tolist()
+    for row, positions in zip(scores.tolist(), found, strict=True):
+        best = sorted((-value, i) for i, value in enumerate(row) if value > -torch.inf)[:k]
+        expected = sorted(i for _, i in best)
+        assert positions == expected + [-1] * (k - len(expected))
+
+
+def test_what_does_not_exist_is_refused(library):
+    ops = CpuOperations(1, library=library).fused
+    q, store = _randn(1, 2, 48), _randn(10, 48)
+    with pytest.raises(ValueError, match="outside"):
+        ops.attend(q, [EntrySource(store, torch.tensor([[10]]), 0)], _randn(2), 0.1, None)
+    mixture = MixtureOfExperts(SHAPE, Tables(), "ffn", 9, 3)
+    with pytest.raises(ValueError, match="numbers"):
+        mixture(CpuOperations(1, library=library), torch.full((1, 80), torch.nan), None)
