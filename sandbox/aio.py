@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from sandbox.errors import CapacityError
 from sandbox.feed import OnOutput
 from sandbox.files import Download
-from sandbox.results import CommandResult
+from sandbox.policy import Network
+from sandbox.results import CommandResult, Denial
 from sandbox.running import RunningCommand
 from sandbox.sandbox import Sandbox, SandboxInfo
 from sandbox.sessions import Session
@@ -75,6 +76,20 @@ class AsyncSandbox:
     def is_paused(self) -> bool:
         """See `Sandbox.is_paused`."""
         return self._sandbox.is_paused
+
+    @property
+    def denials(self) -> tuple[Denial, ...]:
+        """See `Sandbox.denials`."""
+        return self._sandbox.denials
+
+    @property
+    def network_version(self) -> int:
+        """See `Sandbox.network_version`."""
+        return self._sandbox.network_version
+
+    async def set_network(self, network: Network | Literal["none"], expected_version: int) -> int:
+        """See `Sandbox.set_network`. When cancelled, the policy may or may not have changed."""
+        return await _threaded(self._sandbox.set_network, network, expected_version)
 
     async def kill(self) -> None:
         """Ends the sandbox. Idempotent; completes even when cancelled."""

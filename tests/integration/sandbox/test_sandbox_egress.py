@@ -1,5 +1,6 @@
 """What a networked sandbox reaches: what its policy says, by every kind of socket, and nothing else."""
 
+import asyncio
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from sandbox_internet import HOST, HOST_6, METADATA, NAT64_HOST, OTHER, PRIVATE, UDP_PORT
 
-from sandbox import Policy, cgroups
+from sandbox import AsyncSandbox, Policy, cgroups
 from sandbox.audit import Leftover, check_integrity, sweep
 from sandbox.egress import links, service
 from sandbox.egress.service import Egress
@@ -411,3 +412,13 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
 """
     result = connect(DATAGRAMS).commands.run(["python3", "-c", script])
     assert "Error" in result.stderr, "none of a refused option, a refused send and an answer that never comes"
+
+
+def test_asyncio_code_changes_the_policy_too(connect):
+    async def change(box):
+        ours = AsyncSandbox(box)
+        version = await ours.set_network(Network(), ours.network_version)
+        result = await ours.commands.run(["python3", "-c", REACH, f"tcp('{HOST}', 80)"])
+        return version, result.stdout, result.denials == ours.denials
+
+    assert asyncio.run(change(connect(WEB))) == (2, "EPERM\n", True)
