@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: setup demo test soak check bench
+.PHONY: setup demo test soak vm check bench
 
 setup:
 	@$(PYTHON) cli/bootstrap.py
@@ -15,6 +15,9 @@ test: setup
 
 soak: setup
 	@$(BIN)/python -m pytest -m soak
+
+vm: setup
+	@$(BIN)/python tests/vm/run.py
 
 check: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/pyright

@@ -8,7 +8,7 @@ it.
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,11 @@ from sandbox.egress import links
 from sandbox.host_tree import remove_tree
 from sandbox.journal import Journal, Record
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
+from sandbox.policy.apparmor_profiles import LoadedProfiles
 from sandbox.processes import ProcessKey, boot_id, command_lines, find_process
 from sandbox.substrates.container import RUNTIMES
 
-LeftoverKind = Literal["process", "cgroup", "mount", "directory", "record", "link"]
+LeftoverKind = Literal["process", "cgroup", "mount", "directory", "record", "link", "profile"]
 _KILL_PATIENCE_S = 5.0
 # What a sandbox's launcher is, one after the other, and init.
 _PROGRAMS = frozenset({INIT_BINARY.name, Path(images.INIT_AT).name, "bwrap", *RUNTIMES})
@@ -54,11 +55,13 @@ class Audit:
 def check_integrity(state_dir: Path | None = None) -> Audit:
     """Looks at journal, processes, cgroups, mounts, links and directories; changes nothing. Milliseconds."""
     state = state_dir or default_state_dir()
-    # Groups before records: a sandbox that is being made has its record first, then its groups.
+    # Groups and profiles before records: a sandbox that is being made has its record first, then those.
+    profiles = LoadedProfiles(state).users()
     groups = cgroups.list_groups(cgroups.mount_roots(), cgroups.state_key(state))
     records = Journal(state).records()
     dead = [record for record in records if not _has_owner(record)]
     found = [*_processes(dead), *_groups(groups, records, dead), *_mounts(), *_links(state), *_drafts(state)]
+    found += _profiles(profiles, {record.id for record in records if record not in dead})
     found += [Leftover("record", record.id, record.id) for record in dead]
     found += [Leftover("record", str(path)) for path in Journal(state).strays()]
     live = tuple(record.id for record in records if record not in dead)
@@ -89,6 +92,8 @@ def sweep(state_dir: Path | None = None) -> tuple[Leftover, ...]:
         subprocess.run(["umount", "--lazy", each.name], capture_output=True, check=False)
     for each in by_kind.get("link", ()):
         links.delete_host_end(each.name)
+    for each in by_kind.get("profile", ()):
+        LoadedProfiles(state).release(each.sandbox_id)
     for each in by_kind.get("directory", ()):
         _remove_directory(Path(each.name))
     for each in by_kind.get("record", ()):
@@ -147,6 +152,13 @@ def _links(state: Path) -> Iterator[Leftover]:
     for each in links.host_ends():
         if each.state == cgroups.state_key(state) and not each.owner.is_alive():
             yield Leftover("link", each.name)
+
+
+def _profiles(profiles: Mapping[str, Set[str]], live: Set[str]) -> Iterator[Leftover]:
+    """Of AppArmor, that sandboxes which are no more still count as theirs."""
+    for name, users in profiles.items():
+        for gone in users - live:
+            yield Leftover("profile", name, gone)
 
 
 def _superseded(state: Path) -> list[Leftover]:

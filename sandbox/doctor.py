@@ -17,7 +17,7 @@ from sandbox import cgroups
 from sandbox.egress import links, service
 from sandbox.limits import Asked, LimitName, settle
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
-from sandbox.policy import Destination, Network, Policy, landlock
+from sandbox.policy import Destination, Network, Policy, apparmor, apparmor_profiles, landlock
 from sandbox.sandbox import Sandbox
 from sandbox.substrates import SUBSTRATES, SubstrateName
 
@@ -52,6 +52,7 @@ def probe(*, state_dir: Path | None = None, toolkit: Path | None = None) -> tupl
         _user_namespaces(),
         _overlay(),
         _landlock(),
+        _apparmor(),
         _bubblewrap(),
         *(_oci_runtime(name) for name in ("crun", "runc")),
         *(_cgroup(name, state) for name in cgroups.CONTROLLERS),
@@ -117,7 +118,7 @@ def _landlock() -> Capability:
     with control, other, tempfile.TemporaryDirectory() as place:
         other.shutdown(socket.SHUT_WR)  # upon which init ends
         done = _run(
-            [str(INIT_BINARY), "init", str(control.fileno()), "doctor", "0", "0", place],
+            [str(INIT_BINARY), "init", str(control.fileno()), "doctor", "0", "0", "-", place],
             fds=(control.fileno(),),
         )
     if done is None or done.returncode != 0:
@@ -127,6 +128,22 @@ def _landlock() -> Capability:
         cost = "files outside the writable directories can be cut short, if their modes allow it"
         return Capability("landlock", "degraded", detail, cost, "use Linux 6.10 or later")
     return Capability("landlock", "enforced", detail)
+
+
+def _apparmor() -> Capability:
+    """Loads a profile and removes it."""
+    cost = "policies with protected or hidden places are refused, and one mechanism fewer holds the others"
+    fix = "run as root on a kernel with `apparmor` in its `lsm=` list, apparmor_parser installed"
+    if not apparmor_profiles.is_available():
+        return Capability("apparmor", "missing", "not in this kernel, or not this user's", cost, fix)
+    with tempfile.TemporaryDirectory() as place:
+        profiles = apparmor_profiles.LoadedProfiles(Path(place))
+        try:
+            profiles.acquire(apparmor.profile("doctor"), "doctor")
+            profiles.release("doctor")
+        except DockyardError as error:
+            return Capability("apparmor", "missing", error.message, cost, fix)
+    return Capability("apparmor", "enforced", "a profile was loaded and removed")
 
 
 def _bubblewrap() -> Capability:

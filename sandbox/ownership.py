@@ -12,6 +12,8 @@ from sandbox.journal import Journal, Record
 from sandbox.launcher import Launched
 from sandbox.limits import Limits
 from sandbox.policy import Network
+from sandbox.policy.apparmor import Profile
+from sandbox.policy.apparmor_profiles import LoadedProfiles
 from sandbox.processes import boot_id, find_process, this_process
 
 _END_PATIENCE_S = 5.0
@@ -30,7 +32,9 @@ class Ownership:
         substrate: str,
         groups: tuple[cgroups.Group, ...],
         all_hierarchies: bool,
+        profile: Profile | None = None,
     ) -> None:
+        self._profile, self._profiles = profile, LoadedProfiles(state_dir)
         self.groups = cgroups.Groups(groups)
         self.connection: Connection | None = None
         self._egress: Egress | None = None
@@ -49,9 +53,11 @@ class Ownership:
         )
 
     def create(self, limits: Limits) -> None:
-        """Makes the cgroups. Raises CapacityError."""
+        """Makes the cgroups and loads the profile. Raises CapacityError, StartError."""
         self._journal.write(self._record)
         self.groups.create(limits)
+        if self._profile is not None:
+            self._profiles.acquire(self._profile, self._record.id)
 
     def connect(self, egress: Egress, network: Network) -> int:
         """Guards the cgroups and makes the network, and returns its namespace for the sandbox's first process
@@ -93,5 +99,6 @@ class Ownership:
         for path in self._by_runtime:
             cgroups.remove_group(path)
             cgroups.remove_empty_parents([path.parents[2]], self._state)
+        self._profiles.release(self._record.id)
         self._journal.remove(self._record.id)
         cgroups.remove_empty_parents(self._roots, self._state)

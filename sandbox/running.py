@@ -124,11 +124,15 @@ class RunningCommand:
         """More input, for a command started with `stdin=None`. Does not block: what the program does not read
         yet is kept. Raises InvalidArgument after `close_stdin`; nothing happens to a command that has ended.
         """
-        self._send_input(self.id, self._input.add(data.encode() if isinstance(data, str) else data))
+        piece = self._input.add(data.encode() if isinstance(data, str) else data)
+        self._host.touch()  # a paused sandbox may not have asked for it yet
+        self._send_input(self.id, piece)
 
     def close_stdin(self) -> None:
         """The end of the input. Idempotent. A terminal's line ends by `send_stdin("\x04")` instead."""
-        self._send_input(self.id, self._input.close())
+        piece = self._input.close()
+        self._host.touch()
+        self._send_input(self.id, piece)
 
     def resize(self, terminal: TerminalSize) -> None:
         """A new size for its terminal. Nothing happens to a command without one."""
@@ -183,7 +187,6 @@ class RunningCommand:
 
     def _send_input(self, id: int, piece: bytes | None) -> None:
         if piece is not None:
-            self._host.touch()
             self._channel.send(id, Kind.STDIN, piece)
 
     def _take_output(self, stream: int, data: bytes) -> None:

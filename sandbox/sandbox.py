@@ -23,7 +23,8 @@ from sandbox.life import Life
 from sandbox.limits import Asked, LimitName, Limits, settle
 from sandbox.ownership import Ownership
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
-from sandbox.policy import Network, Policy, landlock
+from sandbox.policy import Network, Policy, Protection, apparmor, apparmor_profiles, landlock
+from sandbox.policy.apparmor import Profile
 from sandbox.refusals import denials_since
 from sandbox.results import Denial
 from sandbox.sessions import Sessions
@@ -48,6 +49,8 @@ class SandboxInfo:
     limits: Limits
     policy: Policy
     labels: Mapping[str, str]
+    profile: str | None = None  # of AppArmor
+    lacking: tuple[Protection, ...] = ()  # what this host does not have of what sandboxes get elsewhere
 
 
 class Sandbox:
@@ -122,6 +125,7 @@ class Sandbox:
         uplink = None if network is None else egress or shared_egress(state)
         hierarchies = cgroups.find_hierarchies()
         asked = Asked(cpu, memory_mb, pids, disk_mb, lifetime_s, idle_s)
+        profile = _profile(rules, state)
         info = SandboxInfo(
             id=new_id("sbx"),
             image=image,
@@ -133,6 +137,8 @@ class Sandbox:
             ),
             policy=rules,
             labels=MappingProxyType(_checked_labels(labels or {})),
+            profile=profile.name if profile is not None else None,
+            lacking=("apparmor",) if "apparmor" in rules.protections and profile is None else (),
         )
         prepared = prepare_image(image, state_dir=state, init=INIT_BINARY, toolkit=tools)
         plan = _plan(info, prepared, state, hierarchies, runtime)
@@ -142,6 +148,7 @@ class Sandbox:
             substrate=substrate,
             groups=cgroups.plan_groups(hierarchies, cgroups.state_key(state), info.id),
             all_hierarchies=plan.all_hierarchies,
+            profile=profile,
         )
         launched: Launched | None = None
         try:
@@ -284,10 +291,26 @@ def _plan(
         cgroups=tuple(group.path for group in groups),
         pids_by_rlimit="pids" not in cgroups.enforceable(hierarchies),
         protections=info.policy.protections,
+        profile=info.profile,
         hide_unified=_second_version(hierarchies),
         runtime=runtime,
     )
     return find_substrate(info.substrate).plan(blueprint)
+
+
+def _profile(rules: Policy, state_dir: Path) -> Profile | None:
+    """None without AppArmor. Raises UnsupportedError where the policy needs it."""
+    if "apparmor" not in rules.protections:
+        return None
+    if apparmor_profiles.is_available():
+        scope = cgroups.state_key(state_dir)
+        return apparmor.profile(scope, protected=rules.protected, hidden=rules.hidden)
+    if rules.protected or rules.hidden:
+        raise UnsupportedError(
+            "protected and hidden places need AppArmor, which this host or user does not have",
+            hint="run as root on a kernel with `apparmor` in its `lsm=` list and apparmor_parser installed",
+        )
+    return None
 
 
 def _is_privileged() -> bool:

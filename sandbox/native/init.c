@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -282,10 +283,17 @@ static void serve_forever(int signals) {
     }
 }
 
-/* init CONTROL_FD ID MAX_PROCESSES MAX_DATA_BYTES [PLACE ...]   0 = no such limit. ID makes the process
- * findable. With places, all writes are to be beneath one of them. */
+/* For good: nothing that is confined may change to another profile, unless the profile says so. */
+static void enter_profile(const char *name) {
+    char words[256];
+    snprintf(words, sizeof words, "changeprofile %s", name);
+    write_text("/proc/self/attr/apparmor/current", words);
+}
+
+/* init CONTROL_FD ID MAX_PROCESSES MAX_DATA_BYTES PROFILE [PLACE ...]   0 = no such limit. ID makes the process
+ * findable. PROFILE is of AppArmor, - for none. With places, all writes are to be beneath one of them. */
 int run_init(int argc, char **argv) {
-    if (argc < 4) return 125;
+    if (argc < 5) return 125;
     control = atoi(argv[0]);
     limits = (struct limits){strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10)};
     prctl(PR_SET_DUMPABLE, 0);
@@ -295,7 +303,8 @@ int run_init(int argc, char **argv) {
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
     setrlimit(RLIMIT_NOFILE, &(struct rlimit){1024, 1024});
     own_score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (argc > 4) restrict_writes(argv + 4, argc - 4);
+    if (strcmp(argv[4], "-")) enter_profile(argv[4]);
+    if (argc > 5) restrict_writes(argv + 5, argc - 5);
     if (limits.processes) setrlimit(RLIMIT_NPROC, &(struct rlimit){limits.processes, limits.processes});
     sigset_t handled;
     sigemptyset(&handled);

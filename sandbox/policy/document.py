@@ -2,13 +2,15 @@
 
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from sandbox.policy.network import Network
 
 MIB = 1 << 20
-Protection = Literal["seccomp", "landlock"]
+Protection = Literal["seccomp", "landlock", "apparmor"]
 PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
+WANTED: frozenset[Protection] = frozenset({"apparmor"})
+"""A host that lacks one of these makes the sandbox without it, and `info.lacking` says so."""
 
 
 class Policy(BaseModel):
@@ -24,10 +26,31 @@ class Policy(BaseModel):
     output_total_bytes: int = Field(default=64 * MIB, ge=1)
     # seconds that a command may run when the call does not say.
     timeout_s: float = Field(default=60.0, gt=0)
+    # places that may be read and not be written, and places that may be neither; with all that lies below.
+    protected: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
     # protections to go without. For trials that show what one of them is worth; the sandbox's `info` says so.
     without: frozenset[Protection] = frozenset()
 
+    @field_validator("protected", "hidden")
+    @classmethod
+    def _absolute(cls, places: tuple[str, ...]) -> tuple[str, ...]:
+        for place in places:
+            if not place.startswith("/") or ".." in place.split("/"):
+                raise ValueError(f"{place!r} is no absolute path without '..'")
+            if '"' in place or "\\" in place or not place.isprintable():
+                raise ValueError(f"{place!r} has a quote, a backslash or a control character")
+            if place.rstrip("/") == "":
+                raise ValueError("'/' would leave nothing to run")
+        return places
+
+    @model_validator(mode="after")
+    def _held(self) -> "Policy":
+        if (self.protected or self.hidden) and "apparmor" in self.without:
+            raise ValueError("protected and hidden are AppArmor's to hold, which `without` switches off")
+        return self
+
     @property
     def protections(self) -> frozenset[Protection]:
-        """Those that hold. A host that lacks one of them makes no sandbox."""
+        """Those that are asked for. A host that lacks one makes no sandbox, but for WANTED ones."""
         return frozenset(PROTECTIONS) - self.without

@@ -38,6 +38,7 @@ class Blueprint:
     cgroups: tuple[Path, ...]  # to be joined before anything else happens
     pids_by_rlimit: bool  # no cgroup limits pids here
     protections: frozenset[Protection]
+    profile: str | None  # of AppArmor, loaded
     hide_unified: Path | None  # version 2 tree beside version 1, which crun does not take
     runtime: str | None = None  # OCI runtime by name, None = the best that is there
 
@@ -72,7 +73,7 @@ def init_command(blueprint: Blueprint) -> tuple[str, ...]:
     data_bytes = blueprint.limits.process_bytes
     places = (*blueprint.image.writable, SHM_AT) if "landlock" in blueprint.protections else ()
     limits = (str(processes or 0), str(data_bytes or 0))
-    return (INIT_AT, "init", str(CONTROL_FD), blueprint.id, *limits, *places)
+    return (INIT_AT, "init", str(CONTROL_FD), blueprint.id, *limits, blueprint.profile or "-", *places)
 
 
 def launch_options(blueprint: Blueprint) -> list[str]:

@@ -35,6 +35,7 @@ class Owner:
     lost: bool = False
     released: bool = False
     num_open: int = 0
+    num_touched: int = 0
     replies: list[Frame] = field(default_factory=list[Frame])
 
     def counters(self) -> Counters:
@@ -49,7 +50,7 @@ class Owner:
         self.num_open += 1
 
     def touch(self) -> None:
-        pass
+        self.num_touched += 1
 
     def paused_ns(self) -> int | None:
         return 0
@@ -98,7 +99,7 @@ def connect() -> Harness:
     channel = Channel(ours, clock, name="sbx-test")
     channel.start(owner, owner.release)
     commands = Commands(channel, owner, clock, policy=Policy(), shell="/bin/sh", base_env={})
-    return Harness(owner, theirs, channel, commands.start("true"))
+    return Harness(owner, theirs, channel, commands.start("true", stdin=None))
 
 
 def ask(harness: Harness) -> tuple[threading.Thread, list[object]]:
@@ -208,3 +209,12 @@ def test_without_a_thread_the_channel_holds_no_descriptor(monkeypatch: pytest.Mo
     assert count_fds() == before
     ours.close()
     theirs.close()
+
+
+def test_input_wakes_a_sandbox_that_has_not_asked_for_it_yet():
+    """A paused one could not ask any more."""
+    harness = connect()
+    harness.command.send_stdin("x")
+    harness.command.close_stdin()
+    assert harness.owner.num_touched == 2
+    harness.end()

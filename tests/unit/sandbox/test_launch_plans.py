@@ -47,6 +47,7 @@ def a_blueprint(**changes: object) -> Blueprint:
         "cgroups": (Path("/sys/fs/cgroup/memory/dockyard/key/sbx-1"),),
         "pids_by_rlimit": False,
         "protections": Policy().protections,
+        "profile": None,
         "hide_unified": Path("/sys/fs/cgroup/unified"),
     }
     return Blueprint(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
@@ -75,7 +76,7 @@ def test_function_drops_to_the_sandboxs_uid_before_bubblewrap():
     assert "--drop" in plan.options
     assert Path(plan.program[0]).name == "bwrap"
     assert {"--unshare-user", "--unshare-pid", "--disable-userns"} <= set(plan.program)
-    assert init_words(plan) == ("init", "3", "sbx-1", "0", "0", "/workspace", "/dev/shm")
+    assert init_words(plan) == ("init", "3", "sbx-1", "0", "0", "-", "/workspace", "/dev/shm")
     assert ("--seccomp", "4") in pairwise(plan.program)
     assert ("/tmp/pts", "/dev/pts") in pairwise(plan.program)
     assert ("--terminals", "64") in pairwise(plan.options)

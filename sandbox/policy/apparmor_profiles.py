@@ -1,0 +1,77 @@
+"""Profiles in the kernel: loaded with their first sandbox, unloaded with their last.
+
+A profile's name holds the state directory's key, so nobody else unloads it; which sandboxes use it is kept as
+one empty file each under `apparmor/NAME` of that directory, changed under a lock.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from sandbox.errors import StartError
+from sandbox.policy.apparmor import Profile
+
+_PATIENCE_S = 60.0
+
+
+@cache
+def is_available() -> bool:
+    """Whether this process may load profiles: root, a parser, and a kernel that has AppArmor on."""
+    enabled = Path("/sys/module/apparmor/parameters/enabled")
+    found = enabled.exists() and enabled.read_text().strip() == "Y"
+    return found and os.geteuid() == 0 and shutil.which("apparmor_parser") is not None
+
+
+class LoadedProfiles:
+    """Those of one state directory. Safe between processes; blocks while another loads one."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._folder = state_dir / "apparmor"
+
+    def acquire(self, profile: Profile, sandbox_id: str) -> None:
+        """Loads it unless it is. Half a second the first time. Raises StartError with the parser's words."""
+        with self._locked():
+            users = self._folder / profile.name
+            if not users.is_dir() or not any(users.iterdir()):
+                _parser("--replace", profile.text)
+            users.mkdir(exist_ok=True)
+            (users / sandbox_id).touch()
+
+    def release(self, sandbox_id: str) -> None:
+        """Of whichever profile it uses. Idempotent."""
+        if not self._folder.is_dir():
+            return
+        with self._locked():
+            for user in self._folder.glob(f"*/{sandbox_id}"):
+                user.unlink()
+                self._unload_unused(user.parent)
+
+    def users(self) -> dict[str, set[str]]:
+        """The sandboxes that use each profile."""
+        return {each.name: {user.name for user in each.iterdir()} for each in self._folder.glob("*/")}
+
+    def _unload_unused(self, users: Path) -> None:
+        with suppress(OSError):  # others use it
+            users.rmdir()
+            _parser("--remove", f"profile {users.name} {{}}\n")
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _parser(action: str, text: str) -> None:
+    done = subprocess.run(
+        ["apparmor_parser", action, "--skip-cache"],
+        input=text, capture_output=True, text=True, check=False, timeout=_PATIENCE_S,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise StartError(f"apparmor_parser {action}: {done.stderr.strip()}", phase="policy")

@@ -1,0 +1,81 @@
+"""AppArmor's profiles as text, and who uses them. The guest of tests/vm loads them for real."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sandbox import Policy
+from sandbox.policy import apparmor_profiles
+from sandbox.policy.apparmor import profile
+from sandbox.policy.apparmor_profiles import LoadedProfiles
+
+PATHS = st.text(
+    st.characters(min_codepoint=32, max_codepoint=126, exclude_characters='"\\'), min_size=1, max_size=20
+).map(lambda text: "/w" + text)
+
+
+def test_equal_policies_of_one_scope_share_a_profile():
+    assert profile("a", protected=["/x"]) == profile("a", protected=["/x"])
+    names = {
+        profile("a").name,
+        profile("b").name,
+        profile("a", protected=["/x"]).name,
+        profile("a", hidden=["/x"]).name,
+    }
+    assert len(names) == 4
+
+
+def test_places_are_denied_with_what_lies_below():
+    text = profile("a", protected=["/w/tests/"], hidden=["/w/a key*"]).text
+    for rule in ('"/w/tests" wl,', '"/w/tests/" wl,', '"/w/tests/**" wl,', '"/w/a key\\*/**" rwklx,'):
+        assert f"audit deny {rule}" in text
+
+
+@pytest.mark.skipif(shutil.which("apparmor_parser") is None, reason="no apparmor_parser here")
+@settings(max_examples=15, deadline=None)
+@example(["/w@{NOWHERE}"], ["/w#x", "/w,{a,b}"])
+@given(st.lists(PATHS, max_size=2), st.lists(PATHS, max_size=2))
+def test_the_parser_takes_any_places(protected: list[str], hidden: list[str]):
+    words = ["apparmor_parser", "--skip-kernel-load", "--skip-cache", "--quiet"]
+    text = profile("a", protected=protected, hidden=hidden).text
+    done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (text, done.stderr)
+
+
+@pytest.mark.parametrize("place", ["relative", "/a/../b", "/a\nb", "/", "//", '/a"b', "/a\\b"])
+def test_a_place_that_is_none_is_refused(place: str):
+    with pytest.raises(ValidationError, match="protected"):
+        Policy(protected=(place,))
+
+
+def test_places_and_no_apparmor_contradict_each_other():
+    with pytest.raises(ValidationError, match="without"):
+        Policy(hidden=("/x",), without=frozenset({"apparmor"}))
+
+
+def test_a_profile_is_loaded_with_its_first_user_and_unloaded_with_its_last(tmp_path, monkeypatch):
+    """The parser stands in for a kernel without AppArmor."""
+    calls: list[tuple[str, str]] = []
+
+    def parser(action: str, text: str) -> None:
+        named = re.search(r"profile (\S+)", text)
+        calls.append((action, named[1] if named else ""))
+
+    monkeypatch.setattr(apparmor_profiles, "_parser", parser)
+    profiles, one = LoadedProfiles(tmp_path), profile("a")
+    profiles.release("never")
+    profiles.acquire(one, "sbx-1")
+    profiles.acquire(one, "sbx-2")
+    assert calls == [("--replace", one.name)]
+    assert profiles.users() == {one.name: {"sbx-1", "sbx-2"}}
+    profiles.release("sbx-1")
+    profiles.release("sbx-1")
+    assert len(calls) == 1
+    profiles.release("sbx-2")
+    assert calls[1:] == [("--remove", one.name)]
+    assert profiles.users() == {}

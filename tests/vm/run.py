@@ -1,0 +1,121 @@
+"""Tests under a kernel of Debian's, in a virtual machine: AppArmor, BPF LSM and unified cgroups are on there.
+
+`python tests/vm/run.py [--folder DIR] [PYTEST ARGUMENTS]`. Needs qemu-system-x86, zstd, apparmor, gcc and
+apt (`make vm` installs them as root), 40 MB of download the first time, no /dev/kvm. Prints the guest's
+console and ends with pytest's exit code: 3 where the guest did not come to its end.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from image import PROJECT, make_disk, make_initramfs
+from kernel import GuestError, fetch_kernel
+
+sys.path.insert(0, str(PROJECT))
+from sandbox.native.build import build
+from sandbox.places import default_state_dir, default_toolkit
+from sandbox.toolkit import build_toolkit
+
+PATIENCE_S = 600.0
+PACKAGES = {
+    "qemu-system-x86_64": "qemu-system-x86", "zstd": "zstd", "apparmor_parser": "apparmor",
+    "ps": "procps", "mke2fs": "e2fsprogs", "crun": "crun", "runc": "runc", "bwrap": "bubblewrap",
+}  # fmt: skip
+LSM = "landlock,lockdown,yama,integrity,apparmor,bpf"
+MACHINE = [
+    *(
+        "qemu-system-x86_64",
+        "-accel",
+        "tcg,thread=multi",
+        "-cpu",
+        "max",
+        "-smp",
+        "2",
+        "-M",
+        "q35",
+        "-m",
+        "1536",
+    ),
+    *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
+]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=PROJECT / ".vm", help="kernel and disk; kept for the next run"
+    )
+    options, rest = parser.parse_known_args(arguments)
+    started = time.monotonic()
+    install()
+    try:
+        boot = prepare(options.folder, " ".join(rest))
+    except GuestError as error:
+        print(f"tests/vm: {error}", file=sys.stderr)
+        return 3
+    print(f"guest ready after {time.monotonic() - started:.0f} s", flush=True)
+    return run(boot)
+
+
+def install() -> None:
+    """What is missing, as root where apt is there. What it cannot install is missed, by name, later."""
+    missing = [package for program, package in PACKAGES.items() if shutil.which(program) is None]
+    if missing and os.geteuid() == 0 and shutil.which("apt-get"):
+        print(f"installing {', '.join(missing)}", flush=True)
+        command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(command, check=False, stdout=subprocess.DEVNULL, env=environment)
+
+
+def prepare(folder: Path, arguments: str) -> list[str]:
+    """QEMU's command line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    build()
+    toolkit = default_toolkit(default_state_dir())
+    build_toolkit(toolkit)
+    kernel = fetch_kernel(folder)
+    disk, initramfs = folder / "disk.img", folder / "initramfs"
+    make_disk(kernel, toolkit, disk, arguments)
+    make_initramfs(kernel, initramfs)
+    line = f"console=ttyS0 quiet panic=-1 mitigations=off apparmor=1 lsm={LSM}"
+    return [
+        *MACHINE, "-kernel", str(kernel.image), "-initrd", str(initramfs), "-append", line,
+        "-drive", f"file={disk},if=none,id=root,format=raw,cache=unsafe",
+        "-device", "virtio-blk-pci,drive=root",
+    ]  # fmt: skip
+
+
+def run(command: list[str]) -> int:
+    """Shows the console; the exit code of the guest's tests."""
+    ended = None
+    give_up_s = time.monotonic() + PATIENCE_S
+    if shutil.which(command[0]) is None:
+        print(f"tests/vm: {command[0]} is not installed here", file=sys.stderr)
+        return 3
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as guest:
+        assert guest.stdout is not None
+        for line in guest.stdout:
+            text = line.decode("utf-8", "replace").rstrip()
+            print(text, flush=True)
+            if found := re.search(r"guest ended with (\d+)", text):
+                ended = int(found[1])
+            if time.monotonic() > give_up_s:
+                guest.kill()
+    if ended is None:
+        print("tests/vm: the guest did not come to its end", file=sys.stderr)
+        return 3
+    return ended
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
