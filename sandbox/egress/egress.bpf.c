@@ -2,8 +2,8 @@
  *
  * Only the kernel's stable interface is used, so the object needs no kernel headers of the host and no
  * relocation; libbpf loads it (fence.py). What is in no map is refused: a sandbox of which nothing has been
- * entered reaches its own loopback and nothing else. Order of judgement: own loopback, the node's denials,
- * the sandbox's rules.
+ * entered reaches its own loopback and nothing else. What a sandbox's rules allow must not be denied by the
+ * node, whose denials nothing overrides.
  *
  * Addresses are 16 bytes in network order, version 4 as ::ffff:a.b.c.d; NAT64 forms are turned into that. */
 #include <linux/bpf.h>
@@ -33,7 +33,8 @@ struct range {
 };
 
 struct entry {
-    __u64 count;
+    __u32 count;
+    __u32 clear; /* the node denies nothing of it, so there is no need to look */
     struct range ranges[MAX_RANGES];
 };
 
@@ -176,13 +177,14 @@ static __always_inline void log(__u64 sandbox, struct address address, __u16 por
 /* The sandbox's entry for an address; none where the node denies it. */
 static __always_inline const struct entry *find(const struct identity *who, struct address address, __u16 port,
                                                 __u8 protocol) {
-    struct deny_key deny_key = {.length = 128, .address = address};
-    const struct entry *entry = bpf_map_lookup_elem(&denied, &deny_key);
-    if (entry && matches(entry, port, protocol, false)) return NULL;
     if (!who->generation) return NULL;
     struct allow_key key = {.length = 224, .generation = who->generation, .address = address};
     __builtin_memcpy(key.sandbox, &who->sandbox, sizeof key.sandbox);
-    return bpf_map_lookup_elem(&allowed, &key);
+    const struct entry *entry = bpf_map_lookup_elem(&allowed, &key);
+    if (!entry || entry->clear) return entry;
+    struct deny_key deny_key = {.length = 128, .address = address};
+    const struct entry *deny = bpf_map_lookup_elem(&denied, &deny_key);
+    return deny && matches(deny, port, protocol, false) ? NULL : entry;
 }
 
 /* `begins`: a connection or a first datagram, for which an answer of the resolver must still hold. */

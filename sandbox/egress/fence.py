@@ -23,6 +23,7 @@ from sandbox.egress.rules import (
     Table,
     address_text,
     compile_table,
+    is_clear,
     pack_allow_key,
     pack_deny_key,
     pack_entry,
@@ -44,11 +45,12 @@ class Fence:
     def __init__(self, denied: Iterable[Rule], on_refusal: Callable[[int, Attempt], None]) -> None:
         """Loads and fills in what no policy overrides. OSError when the kernel refuses. `on_refusal` is
         called from `drain`, with the sandbox's cgroup id."""
+        self._denied = tuple(denied)
         self._object = BpfObject(EGRESS_OBJECT)
         try:
             names = ("allowed", "denied", "counts", "links", "attached", "events")
             self._maps = {name: self._object.map(name) for name in names}
-            for prefix, ports in compile_table(denied, with_zones=False).items():
+            for prefix, ports in compile_table(self._denied, with_zones=False).items():
                 self._maps["denied"].set(pack_deny_key(prefix), pack_entry(ports))
             self._log = RingBuffer(
                 self._maps["events"], load_library(), lambda sample: on_refusal(*_decode(sample))
@@ -97,7 +99,7 @@ class Fence:
             generation, before = next(self._generations), self._current.get(sandbox)
             try:
                 for prefix, ports in table.items():
-                    self._maps["allowed"].set(pack_allow_key(sandbox, generation, prefix), pack_entry(ports))
+                    self._allow(sandbox, generation, prefix, ports)
                 self._write_identity(sandbox, generation)
             except OSError:
                 if before is not None:
@@ -113,7 +115,7 @@ class Fence:
         with self._lock:
             self._check_open()
             generation, prefixes = self._current[sandbox]
-            self._maps["allowed"].set(pack_allow_key(sandbox, generation, prefix), pack_entry(ports))
+            self._allow(sandbox, generation, prefix, ports)
             prefixes.add(prefix)
 
     def retract(self, sandbox: int, prefix: Prefix) -> None:
@@ -167,6 +169,10 @@ class Fence:
                 self._log.close()
                 self._object.close()
             self._closed = True
+
+    def _allow(self, sandbox: int, generation: int, prefix: Prefix, ports: tuple[Ports, ...]) -> None:
+        entry = pack_entry(ports, clear=is_clear(prefix, ports, self._denied))
+        self._maps["allowed"].set(pack_allow_key(sandbox, generation, prefix), entry)
 
     def _write_identity(self, sandbox: int, generation: int) -> None:
         """At the wire and at the sockets; the old rules are there until both have the new ones."""

@@ -21,7 +21,7 @@ _MAPPED = 0xFFFF << 32
 _NAT64 = 0x0064FF9B << 64  # of 64:ff9b::/96, without the last 32 bits
 _PROTOCOLS = {"tcp": 6, "udp": 17, "any": 0}
 _RANGE = struct.Struct("=QHHBxxx")  # until (monotonic ns), first, last, protocol
-_ENTRY = struct.Struct("=Q")  # number of ranges
+_ENTRY = struct.Struct("=II")  # number of ranges, whether they are clear of the node's denials
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -185,10 +185,21 @@ def _merged(ports: Iterable[Ports], place: Prefix) -> tuple[Ports, ...]:
     return tuple(Ports(*key, until_ns) for key, until_ns in sorted(longest.items()))
 
 
-def pack_entry(ports: tuple[Ports, ...]) -> bytes:
+def is_clear(place: Prefix, ports: Iterable[Ports], denied: Iterable[Rule]) -> bool:
+    """True when nothing of these ports at this place is denied, which saves the programs a look-up."""
+    near = [rule.ports for rule in denied if rule.prefix.covers(place) or place.covers(rule.prefix)]
+    return not any(_overlap(each, other) for each in ports for other in near)
+
+
+def _overlap(a: Ports, b: Ports) -> bool:
+    same = 0 in (a.protocol, b.protocol) or a.protocol == b.protocol
+    return same and a.first <= b.last and b.first <= a.last
+
+
+def pack_entry(ports: tuple[Ports, ...], *, clear: bool = False) -> bytes:
     """struct entry of egress.bpf.c."""
     ranges = b"".join(_RANGE.pack(each.until_ns, each.first, each.last, each.protocol) for each in ports)
-    return _ENTRY.pack(len(ports)) + ranges.ljust(MAX_RANGES * _RANGE.size, b"\0")
+    return _ENTRY.pack(len(ports), clear) + ranges.ljust(MAX_RANGES * _RANGE.size, b"\0")
 
 
 def pack_allow_key(sandbox: int, generation: int, prefix: Prefix) -> bytes:

@@ -1,5 +1,7 @@
 """Policies as entries of longest-prefix maps: the entry that the kernel finds has what the rules say."""
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,32 @@ ports = st.builds(
     Ports, st.sampled_from([1, 80, 443]), st.sampled_from([443, 8000]), st.sampled_from([0, 6, 17])
 )
 some_rules = st.lists(st.builds(Rule, st.sampled_from(PLACES + PLACES_6).map(prefix_of), ports), max_size=7)
+
+
+@given(st.sampled_from(PLACES + PLACES_6).map(prefix_of), st.lists(ports, max_size=3), some_rules)
+def test_what_is_clear_holds_nothing_that_is_denied(place: Prefix, own: list[Ports], denied: list[Rule]):
+    clear = rules.is_clear(place, own, denied)
+    for address in map(prefix_of, ADDRESSES):
+        for port, protocol in product((1, 80, 200, 443, 8000), (6, 17)):
+            both = [own, [rule.ports for rule in denied if rule.prefix.covers(address)]]
+            if place.covers(address) and all(
+                any(has(each, port, protocol) for each in all_) for all_ in both
+            ):
+                assert not clear
+
+
+def has(ranges: Ports, port: int, protocol: int) -> bool:
+    return ranges.first <= port <= ranges.last and ranges.protocol in (0, protocol)
+
+
+def test_most_of_the_world_is_clear():
+    node = [Rule(prefix_of(net), rules.EVERY_PORT) for net in NOWHERE]
+    node.append(Rule(prefix_of("203.0.113.7"), Ports(22, 22, 0)))
+    web = [Ports(443, 443, 6)]
+    assert rules.is_clear(prefix_of("203.0.113.7"), web, node)
+    assert rules.is_clear(prefix_of("2001:db8::/32"), web, node)
+    assert not rules.is_clear(prefix_of("203.0.113.0/24"), [Ports(1, 65535, 6)], node)
+    assert not rules.is_clear(prefix_of("0.0.0.0/0"), web, node)
 
 
 def longest(table: rules.Table, address: Prefix) -> tuple[Ports, ...]:
