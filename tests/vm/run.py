@@ -8,6 +8,7 @@ console and ends with pytest's exit code: 3 where the guest did not come to its 
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
     started = time.monotonic()
     install()
     try:
-        boot = prepare(options.folder, " ".join(rest))
+        boot = prepare(options.folder, shlex.join(rest))
     except GuestError as error:
         print(f"tests/vm: {error}", file=sys.stderr)
         return 3
