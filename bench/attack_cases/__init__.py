@@ -8,6 +8,7 @@ known attacks, which has gaps.
 
 from bench.attack_cases import (
     cases_calls,
+    cases_egress,
     cases_files,
     cases_integrity,
     cases_kernel,
@@ -21,21 +22,21 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "kernel surface: files and sockets": cases_kernel.CASES,
     "resources": cases_resources.CASES,
     "file trust": cases_files.CASES,
-    "network": cases_network.CASES,
+    "network: none": cases_network.CASES,
+    "network: rules": cases_egress.CASES,
     "integrity": cases_integrity.CASES,
 }
 CASES: tuple[Case, ...] = tuple(
     sorted((case for group in GROUPS.values() for case in group), key=lambda case: (case.number, case.name))
 )
 
-_NO_RULES = "the only network here is none: there are no rules for ways out to get around"
+_NO_PROXY = "rules know addresses and names, and nothing of ours looks into TLS or HTTP"
 ABSENT: tuple[Absent, ...] = (
     Absent(67, "a snapshot that holds setuid files", "there are no snapshots yet"),
-    Absent(81, "metadata through a proxy that is allowed", _NO_RULES),
-    Absent(83, "tunnelling, rebinding and look-alike names", "there is no resolver of ours yet"),
-    Absent(84, "names in TLS that differ from the host's, fronting, CONNECT, redirects", _NO_RULES),
-    Absent(85, "a mirror that has the answer", _NO_RULES),
-    Absent(87, "network rules that could not be set", _NO_RULES),
+    Absent(81, "metadata through a proxy that is allowed", _NO_PROXY),
+    Absent(83, "DNS over HTTPS to a host that is allowed", _NO_PROXY),
+    Absent(84, "names in TLS that differ from the host's, fronting, CONNECT, redirects", _NO_PROXY),
+    Absent(85, "a mirror that has the answer", "what an allowed mirror offers is the mirror's; none is ours"),
     Absent(
         91, "a covert channel through a host that is allowed", "a residual risk: what is allowed can be used"
     ),

@@ -1,35 +1,24 @@
 """Where attacks take place: sandboxes of one substrate, a neighbour whose life must go on, and the guard for
 what is tried outside."""
 
-import json
 import subprocess
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from bench.attack_cases import guard
-from bench.attack_cases.model import Box, Identity, Probe, Seen, Substrate
-from sandbox import CommandResult, Sandbox
+from bench.attack_cases.model import Attack, Box, Identity, Probe, Seen, Substrate
+from bench.attack_cases.programs import command, judge, read_found
+from bench.attack_cases.world import World
+from protocol.errors import DockyardError
+from sandbox import Sandbox
 
-_PROBES = Path(__file__).parent / "probes"
 _HEARTBEAT_S = 60.0
 MARK = "neighbour's own"
-# Put after each program: words open a door, an OSError or a LookupError is a shut one.
-_END = """
-import errno as _errno, json as _json, sys as _sys
-try:
-    _found = {"opened": True, "said": globals()[_sys.argv[1]](*_sys.argv[2:])}
-except OSError as _error:
-    _found = {"opened": False, "said": _errno.errorcode.get(_error.errno, str(_error))}
-except LookupError as _error:
-    _found = {"opened": False, "said": str(_error.args[0])}
-print(_json.dumps(_found), flush=True)
-"""
 
 
 class Unguarded(Exception):
@@ -46,6 +35,8 @@ class Arena:
         self._shared: dict[Box, Sandbox] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="dockyard-attacks-")
         self.place = Path(self._folder.name)
+        self._world: World | None = None
+        self._on_exit = ExitStack()
         self._guard = guard.Guard(self.place / "guard", state_dir, toolkit)
 
     def __enter__(self) -> Self:
@@ -66,12 +57,20 @@ class Arena:
     ) -> None:
         for box in (*self._shared.values(), self.neighbour):
             box.kill()
+        self._on_exit.close()
         self._folder.cleanup()
 
     @property
     def open_place(self) -> Path:
         """A folder of the host that every user may write to."""
         return self.place / "open"
+
+    @property
+    def world(self) -> World:
+        """What networked sandboxes are connected to; made at the first use."""
+        if self._world is None:
+            self._world = self._on_exit.enter_context(World(self.state_dir, self.place / "asked"))
+        return self._world
 
     @contextmanager
     def sandbox(self, wanted: Box) -> Generator[Sandbox]:
@@ -106,7 +105,7 @@ class Arena:
             done = self._guard.run(words, identity, timeout_s=probe.timeout_s, fds=fds)
         except subprocess.TimeoutExpired:
             return Seen(False, "timeout")
-        return _printed(done.stdout) or Seen(False, f"exit {done.returncode}: {done.stderr[-300:]}")
+        return read_found(done.stdout) or Seen(False, f"exit {done.returncode}: {done.stderr[-300:]}")
 
     def check_neighbour(self) -> None:
         """AssertionError where the neighbour does not answer, or is not what it was."""
@@ -117,6 +116,7 @@ class Arena:
         return Sandbox.create(
             substrate=self.substrate, policy=wanted.policy, cpu=wanted.cpu, memory_mb=wanted.memory_mb,
             pids=wanted.pids, disk_mb=wanted.disk_mb, state_dir=self.state_dir, toolkit=self.toolkit,
+            egress=None if wanted.policy.network == "none" else self.world.egress,
         )  # fmt: skip
 
 
@@ -126,30 +126,9 @@ def without(probe: Probe, protections: frozenset[str]) -> Probe:
     return replace(probe, box=replace(probe.box, policy=policy))
 
 
-def command(probe: Probe) -> list[str]:
-    """What runs a probe, with an interpreter that takes nothing from its surroundings."""
-    return ["python3", "-I", "-c", program(probe.program), probe.function, *probe.arguments]
-
-
-@cache
-def program(name: str) -> str:
-    """A program's text with its end."""
-    return (_PROBES / f"{name}.py").read_text() + _END
-
-
-def judge(result: CommandResult) -> Seen:
-    """What a probe's command came to."""
-    if (found := _printed(result.stdout)) is not None:
-        return found
-    if result.reason == "exit":
-        return Seen(False, f"exit {result.exit_code}: {result.stderr[-300:]}")
-    name = f"{result.reason} {(result.exit_code or 0) - 128}" if result.reason == "signal" else result.reason
-    return Seen(False, name)
-
-
-def _printed(output: str) -> Seen | None:
-    for line in reversed(output.splitlines()):
-        with suppress(ValueError, KeyError, TypeError):
-            found = json.loads(line)
-            return Seen(found["opened"], str(found["said"]))
-    return None
+def attempt(attack: Attack, arena: Arena) -> Seen:
+    """A sandbox that ended, or an operation that was refused, is what was said."""
+    try:
+        return arena.inside(attack) if isinstance(attack, Probe) else attack(arena)
+    except DockyardError as error:
+        return Seen(False, type(error).__name__)

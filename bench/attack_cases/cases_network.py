@@ -1,4 +1,4 @@
-"""Network: with `network="none"`, the only one these cases know, a sandbox has a loopback and nothing else.
+"""Network, first part: with `network="none"` a sandbox has a loopback and nothing else.
 
 No packet of theirs leaves the machine: controls talk to the host's own addresses,
 or to addresses of others that
@@ -11,8 +11,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from bench.attack_cases import peers
-from bench.attack_cases.arena import Arena, command
+from bench.attack_cases.arena import Arena
 from bench.attack_cases.model import Box, Case, Instead, Outside, Probe, Seen, Shown
+from bench.attack_cases.programs import command
 from sandbox import Sandbox
 
 _NO_ROUTE, _REFUSED = frozenset({"ENETUNREACH"}), frozenset({"ECONNREFUSED"})

@@ -4,8 +4,9 @@ limit the same attempt gets it all."""
 import tracemalloc
 from pathlib import Path
 
-from bench.attack_cases.arena import Arena, command
+from bench.attack_cases.arena import Arena
 from bench.attack_cases.model import Box, Case, Deed, Instead, Outside, Probe, Raised, Seen, Shown
+from bench.attack_cases.programs import command
 from sandbox import Policy, Sandbox, cgroups
 from sandbox.journal import Journal
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
-from bench.attack_cases.arena import Arena, Unguarded, without
+from bench.attack_cases.arena import Arena, Unguarded, attempt, without
 from bench.attack_cases.model import (
     Absent,
-    Attack,
+    Box,
     Case,
     Identity,
     Instead,
@@ -19,7 +19,6 @@ from bench.attack_cases.model import (
     Substrate,
     Without,
 )
-from protocol.errors import DockyardError
 
 Outcome = Literal["denied", "contained", "open", "failed", "not here"]
 FAULTS: frozenset[Outcome] = frozenset({"open", "failed"})
@@ -81,14 +80,6 @@ def not_tried(absent: Absent) -> Finding:
     )
 
 
-def attempt(attack: Attack, arena: Arena) -> Seen:
-    """A sandbox that ended, or an operation that was refused, is what was said."""
-    try:
-        return arena.inside(attack) if isinstance(attack, Probe) else attack(arena)
-    except DockyardError as error:
-        return Seen(False, type(error).__name__)
-
-
 def _control(case: Case, arena: Arena) -> Seen:
     match case.control:
         case Without(protections):
@@ -136,7 +127,9 @@ def _words(case: Case) -> str:
             return reason
 
 
-def _limits(box: object) -> str:
+def _limits(box: Box) -> str:
+    if box.policy.network != "none":
+        return "one rule more"
     named = {name: getattr(box, name) for name in ("pids", "memory_mb", "disk_mb", "cpu")}
     given = [f"{name}={value}" for name, value in named.items() if value is not None]
     return ", ".join(given) or "a wider limit"

@@ -44,6 +44,30 @@ def reach_any(port: str, *hosts: str) -> str:
     raise LookupError(" ".join(sorted(failures)))
 
 
+def fast_open(host: str, port: str) -> str:
+    """A TCP connection that begins with data instead of with connect()."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
+        one.sendto(b"x", socket.MSG_FASTOPEN, (host, int(port)))
+        return f"heard {one.recv(16)!r}"
+
+
+def own_address(towards: str) -> str:
+    """The address that it would talk from; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.connect((towards, 5000))
+        return str(one.getsockname()[0])
+
+
+def resolve_any(*names: str) -> str:
+    """The first of these names that resolves."""
+    for name in names:
+        try:
+            return f"{name} {resolve(name)}"
+        except LookupError:
+            continue
+    raise LookupError("does not resolve")
+
+
 def ask(host: str, port: str) -> str:
     """A datagram, and the answer to it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
