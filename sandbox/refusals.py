@@ -41,7 +41,7 @@ class Attempt:
             case "bind":
                 text = f"binding {self.address} port {self.port} ({self.protocol}) was refused {times}"
             case "connect" | "send" | "packet" | "wire":
-                what = {"connect": "connecting to", "send": "sending to"}.get(self.hook, "packets to")
+                what = {"connect": "connecting to", "send": "sending to"}.get(self.hook, "sending packets to")
                 text = f"{what} {self.address} port {self.port} ({self.protocol}) was refused {times}"
         return Denial("network", count, text, self.address, self.port, self.protocol)
 

@@ -422,3 +422,40 @@ def test_asyncio_code_changes_the_policy_too(connect):
         return version, result.stdout, result.denials == ours.denials
 
     assert asyncio.run(change(connect(WEB))) == (2, "EPERM\n", True)
+
+
+BY_DEFAULT = """
+import sys
+from pathlib import Path
+from sandbox import Sandbox
+from sandbox.policy import presets
+state, toolkit, gateway, reach, *calls = sys.argv[1:]
+for _ in range(2):
+    with Sandbox.create(policy=presets.agent(gateway), state_dir=state, toolkit=toolkit) as box:
+        print(box.commands.run(["python3", "-c", reach, *calls]).stdout.split())
+"""
+
+
+def test_the_uplink_is_this_processs_own_network_by_default(internet, tmp_path, toolkit):
+    """A process in the internet, whose sandboxes reach a gateway at one of its addresses."""
+    words = [
+        str(tmp_path),
+        str(toolkit),
+        f"{PRIVATE}:81",
+        REACH,
+        f"tcp('{PRIVATE}', 81)",
+        f"tcp('{HOST}', 80)",
+    ]
+    done = links.run_in(
+        internet.namespace,
+        lambda: subprocess.run(
+            [sys.executable, "-c", BY_DEFAULT, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        ),
+    )
+    assert (done.stdout, done.stderr) == ("['hello', 'EPERM']\n" * 2, "")
+    wait_until(lambda: internet.devices() == ["lo"])
+    assert check_integrity(tmp_path).is_clean
