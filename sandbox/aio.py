@@ -91,6 +91,10 @@ class AsyncSandbox:
         """See `Sandbox.set_network`. When cancelled, the policy may or may not have changed."""
         return await _threaded(self._sandbox.set_network, network, expected_version)
 
+    async def enter_phase(self, name: str, expected_version: int) -> int:
+        """See `Sandbox.enter_phase`. When cancelled, the policy may or may not have changed."""
+        return await _threaded(self._sandbox.enter_phase, name, expected_version)
+
     async def kill(self) -> None:
         """Ends the sandbox. Idempotent; completes even when cancelled."""
         await _uncancelled(self._sandbox.kill)

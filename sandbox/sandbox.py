@@ -121,7 +121,7 @@ class Sandbox:
         find_substrate(substrate).check(privileged=_is_privileged(), runtime=runtime)
         if "landlock" in rules.protections:
             landlock.check()
-        network = None if rules.network == "none" else rules.network
+        network = rules.first_network
         uplink = None if network is None else egress or shared_egress(state)
         hierarchies = cgroups.find_hierarchies()
         asked = Asked(cpu, memory_mb, pids, disk_mb, lifetime_s, idle_s)
@@ -242,6 +242,18 @@ class Sandbox:
     def is_paused(self) -> bool:
         """True between `pause` and whatever ends the pause."""
         return self._life.freezer.is_paused
+
+    def enter_phase(self, name: str, expected_version: int) -> int:
+        """`set_network` with the policy's phase of that name. InvalidArgument where it has none."""
+        phases = self._info.policy.phases
+        if name not in phases:
+            known = ", ".join(sorted(phases)) or "none"
+            raise InvalidArgument(
+                f"phase={name!r} is not in the policy's phases",
+                hint=f"there are: {known}",
+                sandbox_id=self.id,
+            )
+        return self.set_network(phases[name], expected_version)
 
     def kill(self) -> None:
         """Ends the sandbox and frees all that it owns. Idempotent, from any thread and in any state; blocks

@@ -1,5 +1,6 @@
 """What a sandbox may do, as one document: network, output, time, and the protections that hold it."""
 
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -20,6 +21,8 @@ class Policy(BaseModel):
 
     # none: the sandbox has a loopback interface of its own and no other. Else what it may connect to.
     network: Literal["none"] | Network = "none"
+    # networks by name that `Sandbox.enter_phase` puts in its place, such as one to install and one to work.
+    phases: Mapping[str, Literal["none"] | Network] = Field(default_factory=dict, max_length=64)
     # bytes kept of each of stdout and stderr, head and tail; what a model can read is far below the default.
     output_bytes: int = Field(default=MIB, ge=0, le=256 * MIB)
     # bytes that a command may print on both streams together before it is ended with `output_limit`.
@@ -49,6 +52,14 @@ class Policy(BaseModel):
         if (self.protected or self.hidden) and "apparmor" in self.without:
             raise ValueError("protected and hidden are AppArmor's to hold, which `without` switches off")
         return self
+
+    @property
+    def first_network(self) -> Network | None:
+        """Of a sandbox as it is made; None where it never has one. A later phase may need what the first does
+        not: its namespace is then there from the start, with nothing allowed."""
+        if self.network != "none":
+            return self.network
+        return Network() if any(each != "none" for each in self.phases.values()) else None
 
     @property
     def protections(self) -> frozenset[Protection]:

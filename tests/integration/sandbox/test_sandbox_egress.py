@@ -20,7 +20,7 @@ from sandbox import AsyncSandbox, Policy, cgroups
 from sandbox.audit import Leftover, check_integrity, sweep
 from sandbox.egress import links, service
 from sandbox.egress.service import Egress
-from sandbox.errors import SandboxGone, StartError, UnsupportedError, VersionConflict
+from sandbox.errors import InvalidArgument, SandboxGone, StartError, UnsupportedError, VersionConflict
 from sandbox.journal import Journal
 from sandbox.policy import Network, presets
 from sandbox.processes import ProcessKey, find_process
@@ -302,6 +302,21 @@ def test_an_update_of_another_version_changes_nothing(connect):
     with pytest.raises(VersionConflict):
         box.set_network(Network(), 1)
     assert attempt(box, f"tcp('{HOST}', 80)")[0] == ["EPERM"]
+
+
+def test_phases_are_networks_by_name(connect):
+    to_web = Network.model_validate({"destinations": [WEB]})
+    box = connect(policy=Policy(phases={"install": to_web, "work": "none"}))
+    call = f"tcp('{HOST}', 80)"
+    assert attempt(box, call)[0] == ["EPERM"]
+    assert box.enter_phase("install", 1) == 2
+    assert attempt(box, call)[0] == ["hello"]
+    assert box.enter_phase("work", 2) == 3
+    assert attempt(box, call)[0] == ["EPERM"]
+    with pytest.raises(InvalidArgument, match="phase='test' is not in the policy's phases"):
+        box.enter_phase("test", 3)
+    with pytest.raises(VersionConflict):
+        box.enter_phase("install", 2)
 
 
 def test_only_a_sandbox_that_lives_and_has_a_network_takes_a_policy(create, connect):

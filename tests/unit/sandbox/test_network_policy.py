@@ -91,3 +91,11 @@ def test_a_policy_survives_json():
     for each in (presets.open_internet(), presets.package_index_only(), presets.agent("10.0.0.5:8000")):
         assert Policy.model_validate_json(each.model_dump_json()) == each
     assert Destination(to="203.0.113.7", ports=(80,)).to == "203.0.113.7/32"
+
+
+def test_a_later_phase_needs_the_network_from_the_start():
+    web = Network(destinations=(Destination(to="203.0.113.7", ports=(80,)),))
+    assert Policy().first_network is None
+    assert Policy(phases={"work": "none"}).first_network is None
+    assert Policy(network=web, phases={"work": "none"}).first_network == web
+    assert Policy(phases={"install": web}).first_network == Network()
