@@ -24,7 +24,8 @@ from sandbox.egress.rules import is_private, prefix_of
 LISTEN_AT = ("127.0.0.1", 53)  # in the sandbox's namespace
 PATIENCE_NS = 4_000_000_000
 MAX_PENDING = 32  # queries of one sandbox at a time
-BURST, A_SECOND = 200, 50  # queries of one sandbox
+BURST, A_SECOND = 200, 50  # messages of one sandbox
+REST_NS = 200_000_000  # of a socket whose sandbox asks too much; the kernel drops what does not fit meanwhile
 LEAST_TTL_S, MOST_TTL_S = 5, 3600
 _KINDS = (messages.A, messages.AAAA)
 _BATCH = 16  # queries of one sandbox before others have their turn
@@ -88,7 +89,8 @@ class Resolver:
         self._closing = False
         self._failure: OSError | None = None
         self._ready = threading.Event()
-        self._queries: set[_Query] = set()  # of the thread
+        self._queries: set[_Query] = set()  # of the thread, as what follows
+        self._resting: dict[_Server, int] = {}  # until when
         self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -105,8 +107,11 @@ class Resolver:
         that: a call that blocks until the socket is closed, idempotent."""
         listener.setblocking(False)
         server = _Server(listener, client, refilled_ns=self._clock.now_ns())
-        self._do(lambda: self._selector.register(listener, selectors.EVENT_READ, lambda: self._take(server)))
+        self._do(lambda: self._listen(server))
         return lambda: self._do(lambda: self._end(server))
+
+    def _listen(self, server: _Server) -> None:
+        self._selector.register(server.socket, selectors.EVENT_READ, lambda: self._take(server))
 
     def close(self) -> None:
         """Ends the thread and closes all sockets. Idempotent."""
@@ -116,6 +121,8 @@ class Resolver:
             self._closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
+        for server in self._resting:
+            server.socket.close()
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -158,10 +165,10 @@ class Resolver:
             self._on_wake()  # what was asked for before the end: nobody waits for ever
 
     def _timeout_s(self) -> float | None:
-        if not self._queries:
-            return None
-        first_ns = min(query.deadline_ns for query in self._queries)
-        return max(0.0, (first_ns - self._clock.now_ns()) / 1e9)
+        first_ns = min(
+            (*(query.deadline_ns for query in self._queries), *self._resting.values()), default=None
+        )
+        return None if first_ns is None else max(0.0, (first_ns - self._clock.now_ns()) / 1e9)
 
     def _on_wake(self) -> None:
         with suppress(BlockingIOError):
@@ -173,9 +180,14 @@ class Resolver:
 
     def _take(self, server: _Server) -> None:
         for _ in range(_BATCH):
+            if not self._has_token(server):
+                self._selector.unregister(server.socket)
+                self._resting[server] = self._clock.now_ns() + REST_NS
+                return
             try:
                 message, asker = server.socket.recvfrom(messages.MAX_MESSAGE_BYTES)
             except OSError:
+                server.tokens += 1
                 return  # nothing more for now
             try:
                 question = messages.read_question(message)
@@ -185,8 +197,6 @@ class Resolver:
 
     def _answer(self, server: _Server, asked: _Asked) -> None:
         question = asked.question
-        if not self._has_token(server):
-            return  # the asker will ask again
         if not server.client.allows_name(question.name):
             server.client.refuse_name(question.name, "is not allowed")
             _reply(server, asked, messages.REFUSED)
@@ -253,6 +263,9 @@ class Resolver:
         now_ns = self._clock.now_ns()
         for query in [each for each in self._queries if each.deadline_ns <= now_ns]:
             self._finish(query, messages.SERVER_FAILED)
+        for server in [each for each, until_ns in self._resting.items() if until_ns <= now_ns]:
+            del self._resting[server]
+            self._listen(server)
 
     def _finish(
         self, query: _Query, code: int, addresses: tuple[messages.Address, ...] = (), ttl_s: int = 0
@@ -271,7 +284,8 @@ class Resolver:
             return
         for query in list(server.pending):
             self._forget(query)
-        self._selector.unregister(server.socket)
+        if self._resting.pop(server, None) is None:
+            self._selector.unregister(server.socket)
         server.socket.close()
 
 
