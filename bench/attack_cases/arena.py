@@ -32,7 +32,7 @@ class Arena:
         self.substrate: Substrate = substrate
         self.state_dir = state_dir
         self.toolkit = toolkit
-        self._shared: dict[Box, Sandbox] = {}
+        self._shared: list[tuple[Box, Sandbox]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="dockyard-attacks-")
         self.place = Path(self._folder.name)
         self._world: World | None = None
@@ -55,7 +55,7 @@ class Arena:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for box in (*self._shared.values(), self.neighbour):
+        for box in (*(box for _, box in self._shared), self.neighbour):
             box.kill()
         self._on_exit.close()
         self._folder.cleanup()
@@ -80,9 +80,10 @@ class Arena:
             with self._create(wanted) as box:
                 yield box
             return
-        box = self._shared.get(wanted)
-        if box is None or not box.is_running:
-            box = self._shared[wanted] = self._create(wanted)
+        box = next((box for made, box in self._shared if made == wanted and box.is_running), None)
+        if box is None:
+            box = self._create(wanted)
+            self._shared.append((wanted, box))
         yield box
 
     def inside(self, probe: Probe) -> Seen:

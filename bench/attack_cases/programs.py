@@ -34,8 +34,9 @@ def command(probe: Probe) -> list[str]:
 
 
 def judge(result: CommandResult) -> Seen:
-    """What a probe's command came to."""
-    if (found := read_found(result.stdout)) is not None:
+    """What a probe's command came to. One that was ended may have come to its end before it noticed."""
+    found = read_found(result.stdout)
+    if found is not None and result.reason == "exit":
         return found
     if result.reason == "exit":
         return Seen(False, f"exit {result.exit_code}: {result.stderr[-300:]}")
