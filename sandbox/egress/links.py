@@ -73,7 +73,7 @@ def configure(namespace: int, lines: list[str]) -> None:
 
 def run_in(namespace: int | None, action: Callable[[], T]) -> T:
     """Calls `action` on a thread of its own in that network namespace, None being a new one, and returns what
-    it returns. The processes that it starts are in it too."""
+    it returns. The processes that it starts are in it too. OSError when the host has no thread left."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -85,7 +85,10 @@ def run_in(namespace: int | None, action: Callable[[], T]) -> T:
             errors.append(error)
 
     thread = threading.Thread(target=run, name="namespace", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, f"{error} for a network namespace") from error
     thread.join()
     if errors:
         raise errors[0]

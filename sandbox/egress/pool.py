@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from protocol.errors import DockyardError
 from sandbox.egress.links import Link
@@ -31,8 +32,10 @@ class LinkPool:
         with self._lock:
             if self._closed or self._filler is not None or len(self._stock) >= self._size:
                 return
-            self._filler = threading.Thread(target=self._fill, name="link pool", daemon=True)
-            self._filler.start()
+            filler = threading.Thread(target=self._fill, name="link pool", daemon=True)
+            with suppress(RuntimeError):  # no thread is free: then nothing is made ahead
+                filler.start()
+                self._filler = filler
 
     def num_ready(self) -> int:
         """Links in stock."""

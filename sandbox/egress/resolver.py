@@ -6,6 +6,7 @@ alone carries data out. Each query upstream is ours: a fresh socket, a fresh id,
 Answers in private ranges are refused. One thread does all of it, in the uplink's namespace.
 """
 
+import errno
 import os
 import secrets
 import selectors
@@ -86,13 +87,18 @@ class Resolver:
         self._selector.register(self._wake, selectors.EVENT_READ, self._on_wake)
         self._lock = threading.Lock()  # guards what follows
         self._work: list[Callable[[], None]] = []
-        self._closing = False
+        self._closed = self._ended = False
         self._failure: OSError | None = None
         self._ready = threading.Event()
         self._queries: set[_Query] = set()  # of the thread, as what follows
         self._resting: dict[_Server, int] = {}  # until when
         self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._selector.close()
+            os.close(self._wake)
+            raise OSError(errno.EAGAIN, f"{error} for the resolver") from error
         self._ready.wait()
         if self._failure is not None:
             self.close()
@@ -104,11 +110,21 @@ class Resolver:
 
     def serve(self, listener: socket.socket, client: Client) -> Callable[[], None]:
         """Answers what comes in at a bound UDP socket, which is the resolver's from now on. Returns what ends
-        that: a call that blocks until the socket is closed, idempotent."""
-        listener.setblocking(False)
+        that: a call that blocks until the socket is closed, idempotent. OSError when it cannot; the socket is
+        closed then."""
         server = _Server(listener, client, refilled_ns=self._clock.now_ns())
-        self._do(lambda: self._listen(server))
-        return lambda: self._do(lambda: self._end(server))
+        try:
+            listener.setblocking(False)
+            if not self._do(lambda: self._listen(server)):
+                raise OSError(errno.EBADF, "the resolver has ended")
+        except OSError:
+            listener.close()
+            raise
+
+        def stop() -> None:
+            self._do(lambda: self._end(server))
+
+        return stop
 
     def _listen(self, server: _Server) -> None:
         self._selector.register(server.socket, selectors.EVENT_READ, lambda: self._take(server))
@@ -116,9 +132,9 @@ class Resolver:
     def close(self) -> None:
         """Ends the thread and closes all sockets. Idempotent."""
         with self._lock:
-            if self._closing:
+            if self._closed:
                 return
-            self._closing = True
+            self._closed = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         for server in self._resting:
@@ -129,22 +145,27 @@ class Resolver:
         self._selector.close()
         os.close(self._wake)
 
-    def _do(self, work: Callable[[], object]) -> None:
-        """Has the thread do it, and waits."""
-        done = threading.Event()
+    def _do(self, work: Callable[[], object]) -> bool:
+        """Has the thread do it, and waits. False when it has ended. Raises what `work` raises."""
+        done, errors = threading.Event(), list[OSError]()
 
         def run() -> None:
             try:
                 work()
+            except OSError as error:
+                errors.append(error)
             finally:
                 done.set()
 
         with self._lock:
-            if self._closing:
-                return
+            if self._closed or self._ended:
+                return False
             self._work.append(run)
         os.eventfd_write(self._wake, 1)
         done.wait()
+        if errors:
+            raise errors[0]
+        return True
 
     def _run(self) -> None:
         try:
@@ -155,13 +176,13 @@ class Resolver:
         finally:
             self._ready.set()
         try:
-            while not self._closing:
+            while not self._closed:
                 for key, _ in self._selector.select(self._timeout_s()):
                     cast("Callable[[], None]", key.data)()
                 self._give_up_late()
         finally:
             with self._lock:
-                self._closing = True
+                self._ended = True
             self._on_wake()  # what was asked for before the end: nobody waits for ever
 
     def _timeout_s(self) -> float | None:
@@ -179,6 +200,8 @@ class Resolver:
             each()
 
     def _take(self, server: _Server) -> None:
+        if server.socket.fileno() < 0:
+            return  # ended by an event of this very round, as below
         for _ in range(_BATCH):
             if not self._has_token(server):
                 self._selector.unregister(server.socket)
@@ -236,6 +259,8 @@ class Resolver:
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(query))
 
     def _hear(self, query: _Query) -> None:
+        if query not in self._queries:
+            return
         question = query.asked.question
         try:
             message = query.upstream.recv(messages.MAX_MESSAGE_BYTES)

@@ -85,6 +85,7 @@ class Egress:
             self.resolver = Resolver(
                 lambda: links.enter(self._uplink), nameserver or first_nameserver(), self.clock
             )
+            on_failure.callback(self.resolver.close)
             self.resolver.watch(self.fence.log_fileno(), self.fence.drain)
             on_failure.pop_all()
         self._pool = LinkPool(
