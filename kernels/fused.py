@@ -9,7 +9,7 @@ size, E experts, K experts a row, W places of entries, P entries of a pool, R ro
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -126,6 +126,23 @@ class EntrySource:
     counts: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RecordLayout:
+    """How a cache stores a row: codes in groups that share a scale, then rotary channels in bfloat16.
+
+    Bytes are those of the codes, of the rotary channels, of the scales, and zeros up to `width`.
+    """
+
+    channels: int  # that have codes
+    group: int
+    width: int
+    codes: Literal["e2m1", "e4m3"]
+    scales: Literal["e4m3", "e8m0", "f32"]  # f32: a power of two
+    largest: float  # value of a code
+    least: float  # magnitude of a group; of an E4M3 scale, the scale itself
+    rotary: int = 0
+
+
 class FusedOperations(Protocol):
     """float32 on one device. Not thread-safe; every call blocks until its result is there."""
 
@@ -164,6 +181,14 @@ class FusedOperations(Protocol):
         self, q_TIJ: Tensor, weights_TI: Tensor, pool_PJ: Tensor, keys_N: Tensor, visible_T: Tensor
     ) -> Tensor:
         """[T, N]: sum_i weights_i relu(q_i . k_j), -inf from visible[t] on; `keys_N`: rows of the pool."""
+        ...
+
+    def encode(self, layout: RecordLayout, x: Tensor) -> Tensor:
+        """uint8 [..., width] of float32 [..., channels + rotary]."""
+        ...
+
+    def decode(self, layout: RecordLayout, stored: Tensor) -> Tensor:
+        """float32 [..., channels + rotary] of uint8 [..., width]."""
         ...
 
     def top_k(self, scores_TN: Tensor, k: int) -> Tensor:

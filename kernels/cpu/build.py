@@ -26,6 +26,7 @@ SOURCES = (
     "projections.c",
     "entry_attention.c",
     "selection.c",
+    "records.c",
 )
 HEADERS = ("vector.h", "pairs.h", "weight.h", "operations.h", "deepseek.h")
 FLAGS = (

@@ -61,6 +61,13 @@ struct output {
     int64_t num_groups, columns; /* columns: of a group */
 };
 
+/* How a cache stores a row: `channels` codes in groups that share a scale, then `rotary` channels as they are. */
+struct record {
+    int64_t channels, rotary, group, width; /* width: bytes */
+    int32_t codes, scales;                  /* formats, numbered in records.c */
+    float largest, least;                   /* of a code's values; of a group's magnitude, or of an E4M3 scale */
+};
+
 int dockyard_hyper_site(const struct site *s, const float *x, const float *premix, int64_t rows,
                         const struct coefficients *to, float *normed, int32_t threads);
 void dockyard_hyper_spread(const float *x, const float *y, const float *post, const float *mix, int64_t rows,
@@ -79,6 +86,8 @@ int dockyard_index_scores(const float *q, const float *a, const float *pool, int
                           const int64_t *visible, int64_t rows, int64_t heads, int64_t d, int64_t count, float *out,
                           int32_t threads);
 int dockyard_top_k(const float *scores, int64_t rows, int64_t count, int64_t k, int64_t *out, int32_t threads);
+void dockyard_encode(const struct record *r, const float *x, int64_t rows, uint8_t *out, int32_t threads);
+void dockyard_decode_record(const struct record *r, const uint8_t *stored, int64_t rows, float *out, int32_t threads);
 void dockyard_rotate(float *x, int64_t rows, int64_t heads, int64_t d, const struct angles *angles);
 
 /* The positions of the k largest scores in ascending order, ties to the lowest; -1, last, where only -inf is left.

@@ -17,6 +17,7 @@ from kernels.cpu.fused_structures import (
     c_angles,
     c_entries,
     c_queries,
+    c_record,
     c_site,
     check_rows,
 )
@@ -31,6 +32,7 @@ from kernels.fused import (
     OutputWeights,
     QueryRows,
     QueryWeights,
+    RecordLayout,
     Rotation,
     SiteRows,
 )
@@ -183,6 +185,25 @@ class CpuFused:
                 check_rows(pool_PJ, pool_rows, d), pool_rows, keys_N.data_ptr(), visible_T.data_ptr(), rows,
                 heads, d, count, out.data_ptr(), self._threads,
             )
+        )  # fmt: skip
+        return out
+
+    def encode(self, layout: RecordLayout, x: Tensor) -> Tensor:
+        structure, x = self._structure(layout, c_record), x.contiguous()
+        rows = x.shape[:-1].numel()
+        address = check_rows(x, *x.shape[:-1], layout.channels + layout.rotary)
+        out = torch.empty(*x.shape[:-1], layout.width, dtype=torch.uint8)
+        self._library.dockyard_encode(ctypes.byref(structure), address, rows, out.data_ptr(), self._threads)
+        return out
+
+    def decode(self, layout: RecordLayout, stored: Tensor) -> Tensor:
+        structure, stored = self._structure(layout, c_record), stored.contiguous()
+        assert stored.dtype == torch.uint8
+        assert stored.shape[-1] == layout.width
+        out = torch.empty(*stored.shape[:-1], layout.channels + layout.rotary)
+        self._library.dockyard_decode_record(
+            ctypes.byref(structure), stored.data_ptr(), stored.shape[:-1].numel(), out.data_ptr(),
+            self._threads,
         )  # fmt: skip
         return out
 

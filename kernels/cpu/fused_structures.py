@@ -15,10 +15,12 @@ from kernels.fused import (
     Mixture,
     OutputWeights,
     QueryWeights,
+    RecordLayout,
     Rotation,
 )
 from kernels.operations import Weight
 
+_FORMATS = {"e2m1": 0, "e4m3": 1, "e8m0": 2, "f32": 3}
 _P, _I64, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -110,6 +112,32 @@ class COutput(ctypes.Structure):
     """`struct output`."""
 
     _fields_ = (("groups", _P), ("whole", CWeight), ("num_groups", _I64), ("columns", _I64))
+
+
+class CRecord(ctypes.Structure):
+    """`struct record`."""
+
+    _fields_ = (
+        ("channels", _I64),
+        ("rotary", _I64),
+        ("group", _I64),
+        ("width", _I64),
+        ("codes", ctypes.c_int32),
+        ("scales", ctypes.c_int32),
+        ("largest", _F),
+        ("least", _F),
+    )
+
+
+def c_record(layout: RecordLayout) -> CRecord:
+    code_bytes = layout.channels // 2 if layout.codes == "e2m1" else layout.channels
+    scale_bytes = layout.channels // layout.group * (4 if layout.scales == "f32" else 1)
+    assert layout.channels % layout.group == layout.group % 2 == 0
+    assert code_bytes + 2 * layout.rotary + scale_bytes <= layout.width
+    return CRecord(
+        layout.channels, layout.rotary, layout.group, layout.width, _FORMATS[layout.codes],
+        _FORMATS[layout.scales], layout.largest, layout.least,
+    )  # fmt: skip
 
 
 def c_site(site: HyperSite) -> CSite:

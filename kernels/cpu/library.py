@@ -84,6 +84,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "dockyard_attend": (_I32, (_P, _I32, _P, _I64, _I64, _I64, _P, _F, _P, _P, _I32)),
     "dockyard_grouped_output": (_I32, (_P, _P, _I64, _P, _I32)),
     "dockyard_index_scores": (_I32, (_P, _P, _P, _I64, _P, _P, _I64, _I64, _I64, _I64, _P, _I32)),
+    "dockyard_encode": (None, (_P, _P, _I64, _P, _I32)),
+    "dockyard_decode_record": (None, (_P, _P, _I64, _P, _I32)),
     "dockyard_top_k": (_I32, (_P, _I64, _I64, _I64, _P, _I32)),
 }
 

@@ -10,7 +10,7 @@ from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.core_attention import Entries, attend
 from engine.model.deepseek.indexer import Indexer, IndexKeys
 from engine.model.deepseek.projections import GroupedOutput, Keys, Queries
-from engine.model.deepseek.records import Records
+from engine.model.deepseek.records import Records, decode, encode
 from engine.model.deepseek.roles import LayerRole
 from engine.model.deepseek.rope import rotate_
 from engine.model.deepseek.rows import WindowPlan
@@ -60,8 +60,8 @@ class Attention:
         angles = step.group_angles(self._role.ratio)
         keys = self._index_keys(step.operations, latents_GD, angles)
         rotate_(latents_GD, angles)
-        entries.main[plan.entries] = self._records.main.encode(latents_GD[plan.written])
-        entries.index[plan.entries] = self._records.index.encode(keys[plan.written])
+        entries.main[plan.entries] = encode(step.operations, self._records.main, latents_GD[plan.written])
+        entries.index[plan.entries] = encode(step.operations, self._records.index, keys[plan.written])
 
     def mix(self, step: Step, x_TC: Tensor, view: View, pool_PD: Tensor) -> Tensor:
         """[T, C] of the view's queries, whose rows x holds."""
@@ -84,10 +84,11 @@ def store_window(step: Step, layer: int, windows: WindowPlan, kv_TD: Tensor) -> 
     The value that attention reads is the stored one, of the current row too.
     """
     record, ring = step.cache.records.window, step.cache.window_LF[layer]
-    stored = record.encode(kv_TD)
+    stored = encode(step.operations, record, kv_TD)
     if windows.in_ring:
         ring[windows.stored_ring] = stored
         return ring
-    pool_PD = record.decode(windows.pool(ring, stored, stored.new_zeros(1, stored.shape[1])))
+    nothing = stored.new_zeros(1, stored.shape[1])
+    pool_PD = decode(step.operations, record, windows.pool(ring, stored, nothing))
     ring[windows.stored_ring] = stored[windows.stored_rows]
     return pool_PD

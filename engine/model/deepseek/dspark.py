@@ -20,6 +20,7 @@ from engine.model.deepseek.dspark_context import Anchor, DraftCache, DraftPlan, 
 from engine.model.deepseek.hyper_connections import Stream
 from engine.model.deepseek.model import DeepseekModel
 from engine.model.deepseek.norm import RmsNorm
+from engine.model.deepseek.records import encode
 from engine.model.deepseek.roles import cut_layer
 from engine.model.deepseek.rope import RotaryTables
 from engine.model.tensor_source import TensorSource
@@ -114,7 +115,7 @@ class DraftModel:
         context_TC, angles = self._main_norm(ops, projected), self._table.angles(positions)
         for number, block in enumerate(self._blocks):
             entries = block.attention.entries(ops, context_TC, angles)
-            cache.rings_BF[number, ring] = cache.record.encode(entries)
+            cache.rings_BF[number, ring] = encode(ops, cache.record, entries)
 
     @torch.inference_mode()
     def propose(self, cache: DraftCache, anchors: Sequence[Anchor], pick: Pick = pick_likeliest) -> Proposal:

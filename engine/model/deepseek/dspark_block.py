@@ -13,6 +13,7 @@ from engine.model.deepseek.hyper_connections import HyperConnection, Stream, add
 from engine.model.deepseek.moe import MixtureOfExperts
 from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.projections import GroupedOutput, Keys, Queries
+from engine.model.deepseek.records import decode, encode
 from engine.model.deepseek.rope import Angles
 from engine.model.tensor_source import TensorSource
 from kernels.operations import Operations
@@ -36,9 +37,10 @@ class DraftAttention:
         self, operations: Operations, x_TC: Tensor, plan: DraftPlan, cache: DraftCache, block: int
     ) -> Tensor:
         """[T, C] of a pass's rows. Their entries are read as a cache would hold them, and kept nowhere."""
-        own = cache.record.encode(self.entries(operations, x_TC, plan.angles))
+        own = encode(operations, cache.record, self.entries(operations, x_TC, plan.angles))
         nothing = torch.zeros(1, own.shape[1], dtype=own.dtype)
-        pool_PD = cache.record.decode(torch.cat((nothing, cache.rings_BF[block, plan.context_ring], own)))
+        stored = torch.cat((nothing, cache.rings_BF[block, plan.context_ring], own))
+        pool_PD = decode(operations, cache.record, stored)
         q_TX = self._queries(operations, x_TC, plan.angles).q
         q_THD = q_TX.view(x_TC.shape[0], len(self._sink_H), -1)
         entries = (Entries(pool_PD, plan.index),)

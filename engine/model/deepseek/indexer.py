@@ -16,6 +16,7 @@ from engine import numerics
 from engine.model.deepseek.candidates import candidate_blocks, restrict_
 from engine.model.deepseek.core_attention import Entries, reads_caches
 from engine.model.deepseek.norm import RmsNorm
+from engine.model.deepseek.records import decode, encode
 from engine.model.deepseek.roles import LayerRole
 from engine.model.deepseek.rope import Angles, rotate_
 from engine.model.deepseek.rows import Rows
@@ -58,7 +59,8 @@ class Indexer:
         assert queries.index_q is not None
         assert queries.head_weights is not None
         record = step.cache.records.index
-        q_TIJ = record.decode(record.encode(queries.index_q.view(len(rows), self._heads, -1)))
+        q_TIJ = queries.index_q.view(len(rows), self._heads, -1)
+        q_TIJ = decode(step.operations, record, encode(step.operations, record, q_TIJ))
         chosen = [
             self._select_one(step, rows, sequence, q_TIJ[part], queries.head_weights[part])
             for sequence in range(len(rows.sequences))
@@ -105,7 +107,9 @@ class Indexer:
             if reads_caches(step.operations, record):
                 known[slot] = KeyRows(stored, entries)
             else:
-                known[slot] = KeyRows(record.decode(stored[entries]), torch.arange(len(entries)))
+                known[slot] = KeyRows(
+                    decode(step.operations, record, stored[entries]), torch.arange(len(entries))
+                )
         return known[slot]
 
     def _entries(self, step: Step, rows: Rows, groups_TK: Tensor) -> Entries:
@@ -119,7 +123,7 @@ class Indexer:
             chosen, index = flat_TK.flatten(), torch.arange(groups_TK.numel()).view(groups_TK.shape)
         else:
             chosen, index = _distinct(flat_TK)
-        values = step.cache.records.main.decode(stored[chosen])
+        values = decode(step.operations, step.cache.records.main, stored[chosen])
         pool = torch.cat((values.new_zeros(1, values.shape[1]), values))
         return Entries(pool, torch.where(present_TK, index + 1, 0))
 

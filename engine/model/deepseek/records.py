@@ -1,7 +1,9 @@
 """How one entry of a cache lies in memory: the three released records, and plain float32 (section 3).
 
 A record turns float32 [..., C] into stored rows [..., width] and back; `decode(encode(x))` is the value that
-attention reads, of the current token too. Shapes: ... leading dimensions, C channels.
+attention reads, of the current token too. Where operations do it in one call, `encode` and `decode` of this
+file take that, to the same bits; a record's own methods are the definition.
+Shapes: ... leading dimensions, C channels.
 """
 
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ from engine.model.deepseek.quantisation import (
     power_of_two_scales,
     unpack_e2m1,
 )
+from kernels.fused import RecordLayout
+from kernels.operations import Operations
 
 _LEAST_WINDOW, _LEAST_MAIN_SCALE, _LEAST_INDEX = 1e-4, 2.0**-9, 6 * 2.0**-126
 
@@ -41,9 +45,26 @@ class Record(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
+    @property
+    def layout(self) -> RecordLayout | None:
+        """None for what is stored as it is."""
+        ...
+
     def encode(self, x: Tensor) -> Tensor: ...
 
     def decode(self, stored: Tensor) -> Tensor: ...
+
+
+def encode(operations: Operations, record: Record, x: Tensor) -> Tensor:
+    """`record.encode(x)`."""
+    fused, layout = operations.fused, record.layout
+    return record.encode(x) if fused is None or layout is None else fused.encode(layout, x)
+
+
+def decode(operations: Operations, record: Record, stored: Tensor) -> Tensor:
+    """`record.decode(stored)`."""
+    fused, layout = operations.fused, record.layout
+    return record.decode(stored) if fused is None or layout is None else fused.decode(layout, stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +73,7 @@ class PlainRecord:
 
     channels: int
     dtype = torch.float32
+    layout = None
 
     @property
     def width(self) -> int:
@@ -78,6 +100,10 @@ class WindowRecord:
     def width(self) -> int:
         return self.channels + self.channels // WINDOW_GROUP
 
+    @property
+    def layout(self) -> RecordLayout:
+        return RecordLayout(self.channels, WINDOW_GROUP, self.width, "e4m3", "e8m0", E4M3_MAX, _LEAST_WINDOW)
+
     def encode(self, x: Tensor) -> Tensor:
         grouped = in_groups(x, WINDOW_GROUP)
         scales = power_of_two_scales(largest_in_groups(grouped).clamp(min=_LEAST_WINDOW), E4M3_MAX)
@@ -102,6 +128,12 @@ class MainRecord:
     @property
     def width(self) -> int:
         return self.channels // 2 + self.channels // MAIN_GROUP
+
+    @property
+    def layout(self) -> RecordLayout:
+        return RecordLayout(
+            self.channels, MAIN_GROUP, self.width, "e2m1", "e4m3", E2M1_MAX, _LEAST_MAIN_SCALE
+        )
 
     def encode(self, x: Tensor) -> Tensor:
         grouped = in_groups(x, MAIN_GROUP)
@@ -128,6 +160,10 @@ class IndexRecord:
     @property
     def width(self) -> int:
         return self.channels // 2 + self.channels // INDEX_GROUP
+
+    @property
+    def layout(self) -> RecordLayout:
+        return RecordLayout(self.channels, INDEX_GROUP, self.width, "e2m1", "e8m0", E2M1_MAX, _LEAST_INDEX)
 
     def encode(self, x: Tensor) -> Tensor:
         grouped = in_groups(x, INDEX_GROUP)

@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.checkpoint.v4_shape import V4Layer
 from engine.model.deepseek.compressor import pool_group
 from engine.model.deepseek.norm import RmsNorm
+from engine.model.deepseek.records import encode
 from engine.model.deepseek.rope import rotate_
 from engine.model.deepseek.rows import GroupPlan
 from engine.model.deepseek.step import Step
@@ -94,7 +95,7 @@ class Compressor:
         for pool, (stored, record) in zip(self._pools, stores, strict=False):
             entries_GD = pool.norm(step.operations, pool.pooled(groups_GwX))
             rotate_(entries_GD, angles)
-            stored[plan.entries] = record.encode(entries_GD[plan.written])
+            stored[plan.entries] = encode(step.operations, record, entries_GD[plan.written])
 
     def _groups(self, plan: GroupPlan, open_FX: Tensor | None, tokens_TX: Tensor) -> Tensor:
         """[G, w, X]: the tokens of each completed group. What later groups read goes into the ring."""

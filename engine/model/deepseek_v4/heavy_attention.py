@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from engine import numerics
 from engine.model.deepseek.core_attention import Entries, reads_caches
-from engine.model.deepseek.records import Record
+from engine.model.deepseek.records import Record, decode
 from engine.model.deepseek.rope import Angles, rotate_
 from engine.model.deepseek.rows import Rows
 from engine.numerics import Dense
@@ -102,7 +102,7 @@ class HeavyAttention:
         for seen in far.visible:
             rows, entries = seen.rows, EntrySource(far.stored, seen.entries, 0, seen.counts)
             if not reads_caches(operations, far.record):
-                values = far.record.decode(far.stored[seen.entries])
+                values = decode(operations, far.record, far.stored[seen.entries])
                 entries = EntrySource(values, torch.arange(len(values)), 0, seen.counts)
             near = EntrySource(window.pool, window.index[rows], window.first)
             back = Angles(angles.cos[rows], angles.sin[rows])
@@ -115,7 +115,7 @@ class HeavyAttention:
         """Before the rotation. Memory is bounded: rows go in chunks."""
         out = torch.empty_like(q_THD)
         for seen in far.visible:
-            entries = _Far.of(far.record.decode(far.stored[seen.entries]))
+            entries = _Far.of(decode(operations, far.record, far.stored[seen.entries]))
             width = window.index.shape[1] * q_THD.shape[2] + seen.entries.shape[0] * q_THD.shape[1]
             chunk = max(1, _LOGITS // width)
             for start in range(seen.rows.start, seen.rows.stop, chunk):

@@ -20,6 +20,7 @@ from engine.model.deepseek.quantisation import (
 from engine.model.deepseek.records import IndexRecord, PlainRecord, Record, Records
 from engine.model.deepseek_v4.config import DeepseekV4Config
 from engine.model.deepseek_v4.config_checks import FP8_GROUP
+from kernels.fused import RecordLayout
 
 _LEAST = 1e-4  # of the largest magnitude that a scale comes from
 _ALIGNMENT = 8  # bytes
@@ -46,6 +47,12 @@ class SplitRecord:
         used = self.plain + self.rotary * _BFLOAT16 + self.plain // FP8_GROUP
         return used + -used % _ALIGNMENT
 
+    @property
+    def layout(self) -> RecordLayout:
+        return RecordLayout(
+            self.plain, FP8_GROUP, self.width, "e4m3", "e8m0", E4M3_MAX, _LEAST, rotary=self.rotary
+        )
+
     def encode(self, x: Tensor) -> Tensor:
         codes, scales = _to_fp8(x[..., : self.plain], FP8_GROUP)
         rotary = x[..., self.plain :].to(torch.bfloat16).contiguous().view(torch.uint8)
@@ -71,6 +78,10 @@ class Fp8IndexRecord:
     @property
     def width(self) -> int:
         return self.channels + _FLOAT32
+
+    @property
+    def layout(self) -> RecordLayout:
+        return RecordLayout(self.channels, self.channels, self.width, "e4m3", "f32", E4M3_MAX, _LEAST)
 
     def encode(self, x: Tensor) -> Tensor:
         codes, scales = _to_fp8(x, self.channels)

@@ -15,8 +15,10 @@ from engine.model.deepseek.indexer import index_scores
 from engine.model.deepseek.moe import MixtureOfExperts
 from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.projections import GroupedOutput, Keys, Queries
+from engine.model.deepseek.records import IndexRecord, MainRecord, WindowRecord, decode, encode
 from engine.model.deepseek.rope import Angles
 from engine.model.deepseek.step import KeyRows
+from engine.model.deepseek_v4.records import Fp8IndexRecord, SplitRecord
 from engine.model.deepseek_v4.routing import HashedExperts
 from engine.numerics import Dense
 from kernels.cpu.build import compile_to
@@ -180,6 +182,34 @@ def test_attention_reads_a_cache_as_it_reads_a_pool(library):
     pool = torch.cat((torch.zeros(1, 48), store))
     expected = attend_composed(q, [Entries(pool, index + 1), Entries(pool, seen)], sinks, 0.2)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+RECORDS = [
+    WindowRecord(64), MainRecord(64), IndexRecord(64), SplitRecord(80, 16), SplitRecord(576, 64),
+    Fp8IndexRecord(64),
+]  # fmt: skip
+
+
+def _values_of_all_magnitudes(channels: int) -> Tensor:
+    """Rows and channels apart by powers of two, ties between codes, zeros, and both ends of float32."""
+    exponents = torch.Generator().manual_seed(5)
+    return torch.cat((
+        _randn(300, channels) * torch.randint(-60, 60, (300, 1), generator=exponents).float().exp2(),
+        _randn(300, channels) * torch.randint(-12, 12, (300, channels), generator=exponents).float().exp2(),
+        torch.randint(-24, 25, (300, channels), generator=exponents) / 4,
+        torch.tensor([0.0, -0.0, 3e38, -3e38, 1e-44])[:, None].expand(5, channels),
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=repr)
+def test_records_have_the_bytes_and_values_of_their_definition(library, record):
+    ops, x = CpuOperations(2, library=library), _values_of_all_magnitudes(record.channels)
+    stored = record.encode(x)
+    assert torch.equal(encode(ops, record, x), stored)
+    assert torch.equal(decode(ops, record, stored).view(torch.int32), record.decode(stored).view(torch.int32))
+    any_bytes = torch.randint(0, 256, (300, record.width), dtype=torch.uint8)
+    found, expected = decode(ops, record, any_bytes), record.decode(any_bytes)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("count", [1, 7, 64, 1000])
