@@ -253,50 +253,49 @@ struct packet {
     bool rest; /* of a fragmented one: the first part had the port */
 };
 
-static __always_inline bool read_version4(struct __sk_buff *skb, __u32 at, struct packet *packet, __u32 *next) {
-    __u8 header[20];
-    if (bpf_skb_load_bytes(skb, at, header, sizeof header)) return false;
-    if (header[0] != 0x45) return false; /* no options: they could name a way round */
+static __always_inline __u16 two(const __u8 *bytes) { return (__u16)(bytes[0] << 8 | bytes[1]); }
+
+/* Header and ports at once, where there are both: the last part of a fragmented packet may be shorter. */
+static __always_inline bool read_version4(struct __sk_buff *skb, __u32 at, struct packet *packet) {
+    __u8 header[24] = {0};
     __u32 from, to;
+    if (bpf_skb_load_bytes(skb, at, header, 24) && bpf_skb_load_bytes(skb, at, header, 20)) return false;
+    if (header[0] != 0x45) return false; /* no options: they could name a way round */
     __builtin_memcpy(&from, header + 12, sizeof from);
     __builtin_memcpy(&to, header + 16, sizeof to);
     packet->from = mapped(from);
     packet->to = mapped(to);
     packet->protocol = header[9];
     packet->rest = (header[6] & 0x1f) || header[7];
-    *next = at + sizeof header;
+    packet->port = two(header + 22);
     return true;
 }
 
-static __always_inline bool read_version6(struct __sk_buff *skb, __u32 at, struct packet *packet, __u32 *next) {
-    __u8 header[40], fragment[8];
-    if (bpf_skb_load_bytes(skb, at, header, sizeof header)) return false;
+static __always_inline bool read_version6(struct __sk_buff *skb, __u32 at, struct packet *packet) {
+    __u8 header[44] = {0}, fragment[12] = {0};
+    if (bpf_skb_load_bytes(skb, at, header, 44)) return false;
     __builtin_memcpy(&packet->from, header + 8, sizeof packet->from);
     __builtin_memcpy(&packet->to, header + 24, sizeof packet->to);
     packet->protocol = header[6];
-    *next = at + sizeof header;
+    packet->port = two(header + 42);
     if (packet->protocol != FRAGMENT) return true;
-    if (bpf_skb_load_bytes(skb, *next, fragment, sizeof fragment)) return false;
+    at += 40;
+    if (bpf_skb_load_bytes(skb, at, fragment, 12) && bpf_skb_load_bytes(skb, at, fragment, 8)) return false;
     packet->protocol = fragment[0];
     packet->rest = fragment[2] || (fragment[3] & 0xf8);
-    *next += sizeof fragment;
+    packet->port = two(fragment + 10);
     return true;
 }
 
-/* False: not TCP or UDP over plain IP, or cut short. */
+/* False: not TCP or UDP over plain IP, or cut short. A port that is not there is 0, which no rule has. */
 static __always_inline bool read_packet(struct __sk_buff *skb, __u32 at, struct packet *packet) {
-    __u32 next = 0;
     if (skb->protocol == bpf_htons(ETH_P_IP)) {
-        if (!read_version4(skb, at, packet, &next)) return false;
-    } else if (skb->protocol != bpf_htons(ETH_P_IPV6) || !read_version6(skb, at, packet, &next)) {
+        if (!read_version4(skb, at, packet)) return false;
+    } else if (skb->protocol != bpf_htons(ETH_P_IPV6) || !read_version6(skb, at, packet)) {
         return false;
     }
-    if (packet->protocol != TCP && packet->protocol != UDP) return false;
-    __u8 ports[4] = {0};
-    if (!packet->rest && bpf_skb_load_bytes(skb, next, ports, sizeof ports)) return false;
-    packet->port = (__u16)(ports[2] << 8 | ports[3]);
     packet->to = plain(packet->to);
-    return true;
+    return packet->protocol == TCP || packet->protocol == UDP;
 }
 
 /* The rest of a fragmented packet goes where anything may go: without its first part it is nothing. */

@@ -414,6 +414,26 @@ def test_an_audit_finds_host_ends_whose_owner_has_gone(tmp_path, monkeypatch):
         os.close(uplink)
 
 
+@pytest.mark.parametrize(("host", "odd"), [(HOST, 2953), (HOST_6, 2889)])
+def test_datagrams_of_several_packets_pass_where_their_first_does(connect, host, odd):
+    """Of the odd size the last packet holds one byte, less than a port."""
+    script = f"""
+import socket
+family = socket.AF_INET6 if ":" in "{host}" else socket.AF_INET
+with socket.socket(family, socket.SOCK_DGRAM) as one:
+    one.settimeout(5)
+    for size in (3000, {odd}, 8):
+        one.sendto(bytes(size), ("{host}", {UDP_PORT}))
+        print(len(one.recv(4000)))
+"""
+    box = connect(DATAGRAMS, {**DATAGRAMS, "to": HOST_6})
+    result = box.commands.run(["python3", "-c", script])
+    assert result.stdout.split() == ["3000", str(odd), "8"], result.stderr
+    assert box.denials == ()
+    refused = connect({**DATAGRAMS, "ports": [1]}, {**DATAGRAMS, "to": HOST_6, "ports": [1]})
+    assert not refused.commands.run(["python3", "-c", script]).ok
+
+
 def test_packets_with_options_of_ip_do_not_pass(connect):
     """Source routes among them."""
     script = f"""
