@@ -124,8 +124,8 @@ def in_groups(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def alike(windows: Iterable[Window]) -> list[Window]:
-    """By length, so that little is padded where neighbours share a pass."""
-    return sorted(windows, key=lambda window: len(window.ids))
+    """The longest first: little is padded where neighbours share a pass, and processes end together."""
+    return sorted(windows, key=lambda window: len(window.ids), reverse=True)
 
 
 def _nats(
