@@ -84,7 +84,7 @@ INLINE void add_q4_1(const int m, const uint8_t *w, const struct block *x, int64
         for (int part = 0; part < 4; part++) {
             const int shift = part % 2 * 8 + part / 2 * 4;
             ivec pairs[WIDTH];
-            for (int v = 0; v < WIDTH; v++) pairs[v] = (words[v] >> shift) & 0x000f000f;
+            for (int v = 0; v < WIDTH; v++) pairs[v] = nibbles(words[v], shift);
             add_pair(m, pairs, x, stride, part / 2 * 8 + 2 * word + part % 2, sums);
         }
     }

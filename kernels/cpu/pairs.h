@@ -7,11 +7,17 @@
 #include "vector.h"
 
 typedef int16_t hvec __attribute__((vector_size(LANES * 4)));
+typedef uint16_t uhvec __attribute__((vector_size(LANES * 4)));
 
 static inline ivec load_words(const void *p) {
     ivec v;
     memcpy(&v, p, sizeof v);
     return v;
+}
+
+/* Four bits of each 16, from `shift` on; the highest need no mask. */
+static inline ivec nibbles(ivec words, int shift) {
+    return shift == 12 ? (ivec)((uhvec)words >> 12) : (words >> shift) & 0x000f000f;
 }
 
 /* The upper byte of each 16 bits, with its sign. */
