@@ -25,7 +25,7 @@ _ANCHORS = 32  # of a sequence
 class DraftPlan:
     """Steps of `size` sequences a rank."""
 
-    steps: int = 900
+    steps: int = 500
     size: int = 4
     length: int = 512
     muon_rate: float = 0.02
