@@ -5,6 +5,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 
 from sandbox.egress import links, messages
@@ -130,3 +131,59 @@ class Internet:
             records += b"\xc0\x0c" + struct.pack(">HHIH", question.type, 1, 60, len(data)) + data
         header = struct.pack(">HHHHHH", question.id, 0x8180, 1, len(found), 0, 0)
         one.sendto(header + question.raw + records, asker)
+
+
+WEB = {"to": HOST, "ports": [80]}
+WEB_6 = {"to": "2001:db8::/32", "ports": [80]}
+DATAGRAMS = {"to": HOST, "ports": [UDP_PORT], "protocol": "udp"}
+EVERY_SERVER = {"to": "198.51.100.0/24", "ports": ["1-65535"]}
+
+# Each line: how, where, and then the greeting or echo, or the error's name.
+REACH = """
+import errno, socket, struct, sys
+def tcp(host, port, how="connect"):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    kind = 262 if how == "mptcp" else 0
+    with socket.socket(family, socket.SOCK_STREAM, kind) as one:
+        one.settimeout(5)
+        if how == "fastopen":
+            one.settimeout(None)
+            one.sendto(b"x", 0x20000000, (host, port))
+        else:
+            one.connect((host, port))
+        return one.recv(5).decode()
+def udp(host, port, how="send"):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as one:
+        one.settimeout(5)
+        if how == "connect":
+            one.connect((host, port)); one.send(b"datagram")
+        else:
+            one.sendto(b"datagram", (host, port))
+        return one.recv(9).decode()
+def make(family, kind, protocol):
+    with socket.socket(family, kind, protocol):
+        return "made"
+def bind(host, port):
+    with socket.socket() as one:
+        one.bind((host, port))
+        return "bound"
+for line in sys.argv[1:]:
+    try:
+        print(eval(line))
+    except OSError as error:
+        print("late" if isinstance(error, TimeoutError) else errno.errorcode[error.errno])
+"""
+
+
+def attempt(box, *calls):
+    """What each of these calls of REACH ended with, and the command's denials."""
+    result = box.commands.run(["python3", "-c", REACH, *calls], timeout_s=60)
+    assert result.ok, result.stderr
+    return result.stdout.split(), result.denials
+
+
+def wait_until(holds, patience_s=10.0):
+    give_up = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < give_up, "it never came"
