@@ -27,6 +27,7 @@ from bench.attack_cases.trial import FAULTS, Finding, not_tried, run_case
 from bench.common import progress
 from protocol.errors import DockyardError
 from sandbox.audit import check_integrity
+from sandbox.host_tree import remove_tree
 from sandbox.places import default_state_dir, default_toolkit
 
 _COLUMNS = ("case", "substrate", "outcome", "mechanism", "control")
@@ -92,10 +93,12 @@ def main(arguments: Sequence[str]) -> int:
         for case in CASES
         if any(word in case.key for word in words) and not (options.quick and case.soak)
     ]
-    with tempfile.TemporaryDirectory(prefix="dockyard-attacks-") as folder:
-        state_dir = Path(folder, "sandbox")
+    state_dir = Path(tempfile.mkdtemp(prefix="dockyard-attacks-"))
+    try:
         findings = list(run_all(chosen, state_dir, default_toolkit(default_state_dir())))
         leftovers = [f"{each.kind} {each.name}" for each in check_integrity(state_dir).leftovers]
+    finally:
+        remove_tree(state_dir)
     if not options.only:
         findings += [not_tried(each) for each in ABSENT]
     found = report(findings, leftovers)

@@ -55,10 +55,11 @@ class Arena:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for box in (*(box for _, box in self._shared), self.neighbour):
-            box.kill()
-        self._on_exit.close()
-        self._folder.cleanup()
+        with ExitStack() as last:
+            last.callback(self._folder.cleanup)
+            last.callback(self._on_exit.close)
+            for box in (*(box for _, box in self._shared), self.neighbour):
+                last.callback(box.kill)
 
     @property
     def open_place(self) -> Path:

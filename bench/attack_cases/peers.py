@@ -1,5 +1,6 @@
 """Servers of ours on the host, which no sandbox may reach. Loopback and the host's own addresses alone."""
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Generator
@@ -71,7 +72,7 @@ def tcp(host: str) -> Peer:
 def abstract(arena: Arena) -> Generator[str]:
     """A Unix socket by an abstract name; `@` stands for its first byte."""
     del arena
-    with listening(socket.AF_UNIX, b"\0dockyard-attack") as server:
+    with listening(socket.AF_UNIX, f"\0dockyard-attack-{os.getpid()}") as server:
         yield "@" + server.getsockname()[1:].decode()
 
 

@@ -138,7 +138,7 @@ def serve(ready: str) -> str:
 
 def _serve(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    length = 128 if ":" in host else 32
-    for words in (("link", "set", "lo", "up"), ("addr", "add", f"{host}/{length}", "dev", "lo")):
+    place = (f"{host}/128", "dev", "lo", "nodad") if ":" in host else (f"{host}/32", "dev", "lo")
+    for words in (("link", "set", "lo", "up"), ("addr", "add", *place)):
         subprocess.run(["ip", *words], check=True, capture_output=True)
     return socket.create_server((host, port), family=family)
