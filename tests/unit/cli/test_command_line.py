@@ -29,7 +29,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_an_unknown_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "no-such-model", "--port", "0"]) == 2
-    assert "'no-such-model' is neither a file nor one of: smollm2" in said(capsys)
+    assert "'no-such-model' is neither a file nor a folder nor one of: nano, smollm2" in said(capsys)
 
 
 def test_a_file_that_is_no_gguf_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
