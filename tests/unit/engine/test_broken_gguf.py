@@ -185,7 +185,9 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_model_is_named_with_what_is_known() -> None:
-    with pytest.raises(UnknownModel, match=r"'gpt-9' is neither a file nor a folder nor one of: nano, smollm2") as unknown:
+    with pytest.raises(
+        UnknownModel, match=r"'gpt-9' is neither a file nor a folder nor one of: nano, smollm2"
+    ) as unknown:
         model_path("gpt-9")
     assert unknown.value.exit_code == 2
     with pytest.raises(UnknownModel):
