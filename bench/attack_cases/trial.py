@@ -19,6 +19,7 @@ from bench.attack_cases.model import (
     Substrate,
     Without,
 )
+from sandbox.policy import Protection, apparmor_profiles
 
 Outcome = Literal["denied", "contained", "open", "failed", "not here"]
 FAULTS: frozenset[Outcome] = frozenset({"open", "failed"})
@@ -99,13 +100,18 @@ def _control(case: Case, arena: Arena) -> Seen:
             assert_never(never)
 
 
-def _without(probe: Probe, protections: frozenset[str], shut: frozenset[str], arena: Arena) -> Seen:
-    """Where several protections hold a door, each of them does alone."""
+def _without(probe: Probe, protections: frozenset[Protection], shut: frozenset[str], arena: Arena) -> Seen:
+    """Where several protections hold a door, each of them does alone. Where the kernel has AppArmor, which
+    holds much of what they do, the control goes without it too."""
     for each in protections if len(protections) > 1 else ():
         alone = attempt(without(probe, frozenset({each})), arena)
         if alone.opened or alone.said not in shut:
             return Seen(False, f"{alone.said} without {each} alone")
-    return attempt(without(probe, protections), arena)
+    return attempt(without(probe, protections | _behind()), arena)
+
+
+def _behind() -> frozenset[Protection]:
+    return frozenset({"apparmor"}) if apparmor_profiles.is_available() else frozenset()
 
 
 def _probe(case: Case) -> Probe:
@@ -116,7 +122,7 @@ def _probe(case: Case) -> Probe:
 def _words(case: Case) -> str:
     match case.control:
         case Without(protections):
-            return f"without {' and '.join(sorted(protections))}"
+            return f"without {' and '.join(sorted(protections | _behind()))}"
         case Raised(box):
             return f"with {_limits(box)}"
         case Outside(identity):
