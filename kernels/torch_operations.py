@@ -77,7 +77,7 @@ class TorchOperations:
         m, w_NK = x_MK.shape[0], dequantize(weight)
         padded = F.pad(x_MK, (0, 0, 0, -m % TILE_ROWS))
         tiles = [padded[start : start + TILE_ROWS] @ w_NK.T for start in range(0, len(padded), TILE_ROWS)]
-        return torch.cat(tiles)[:m]
+        return torch.cat(tiles)[:m] if tiles else x_MK.new_empty(0, weight.rows)
 
 
 def dequantize(weight: Weight) -> Tensor:

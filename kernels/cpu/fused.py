@@ -52,8 +52,8 @@ class CpuFused:
 
     def site(self, site: HyperSite, x_TNC: Tensor, premix_TN: Tensor | None) -> SiteRows:
         structure: CSite = self._structure(site, c_site)
-        rows, n, c = x_TNC.shape[0], site.streams, len(site.norm)
-        x = check_rows(x_TNC, rows, n, c)
+        rows, n, c = x_TNC.shape
+        x = check_rows(x_TNC, rows, site.streams, site.norm.shape[0])
         premix = None if premix_TN is None else check_rows(premix_TN, rows, n)
         to = SiteRows(
             torch.empty(rows, n), torch.empty(rows, n), torch.empty(rows, n, n), torch.empty(rows, c)
@@ -172,7 +172,7 @@ class CpuFused:
         self, q_TIJ: Tensor, weights_TI: Tensor, pool_PJ: Tensor, keys_N: Tensor, visible_T: Tensor
     ) -> Tensor:
         rows, heads, d = q_TIJ.shape
-        pool_rows, count = pool_PJ.shape[0], len(keys_N)
+        pool_rows, count = pool_PJ.shape[0], keys_N.shape[0]
         assert d % LANES == 0
         assert visible_T.shape == (rows,)
         assert visible_T.dtype == keys_N.dtype == torch.int64

@@ -73,7 +73,7 @@ class Attention:
         if self._role.ratio:
             assert step.shared.selection is not None
             entries.append(step.shared.selection.entries)
-        q_THD = rows.q.view(x_TC.shape[0], len(self._sink_H), -1)
+        q_THD = rows.q.view(x_TC.shape[0], self._sink_H.shape[0], -1)
         out_THD = attend(step.operations, q_THD, entries, self._sink_H, scale=self._scale, angles=angles)
         return self._output(step.operations, out_THD)
 

@@ -37,7 +37,7 @@ class Block:
             rows = step.picked if view.rows is step.kept else None
             found, dead_T = lookups.wait(self.role.layer, rows)
             stream = Stream(self._engram(ops, stream.x, found, dead_T), stream.premix)
-        coefficients, x_TC = self._attention_connection.enter(ops, stream.x, stream.premix)
+        coefficients, x_TC = self._attention_connection.enter(ops, stream.x, stream.premix, view.picked)
         if view.picked is None:
             y_TC = self._attention(step, x_TC, view)
         else:
@@ -45,7 +45,6 @@ class Block:
             if len(view.queries) == 0:
                 return stream[view.picked]
             stream, x_TC = stream[view.picked], x_TC[view.picked]
-            coefficients = coefficients[view.picked]
             y_TC = self._attention.mix(step, x_TC, view, pool)
         stream = add_output(ops, stream.x, y_TC, coefficients)
         coefficients, x_TC = self._experts_connection.enter(ops, stream.x, stream.premix)

@@ -42,7 +42,7 @@ class DraftAttention:
         stored = torch.cat((nothing, cache.rings_BF[block, plan.context_ring], own))
         pool_PD = decode(operations, cache.record, stored)
         q_TX = self._queries(operations, x_TC, plan.angles).q
-        q_THD = q_TX.view(x_TC.shape[0], len(self._sink_H), -1)
+        q_THD = q_TX.view(x_TC.shape[0], self._sink_H.shape[0], -1)
         entries = (Entries(pool_PD, plan.index),)
         out_THD = attend(operations, q_THD, entries, self._sink_H, scale=self._scale, angles=plan.angles)
         return self._output(operations, out_THD)

@@ -73,13 +73,21 @@ class HyperConnection:
         self._site = self._fused(config.hidden_size)
 
     def enter(
-        self, operations: Operations, x_TNC: Tensor, premix_TN: Tensor | None = None
+        self,
+        operations: Operations,
+        x_TNC: Tensor,
+        premix_TN: Tensor | None = None,
+        picked: Tensor | None = None,
     ) -> tuple[Coefficients, Tensor]:
-        """The site's coefficients; what its sub-layer reads, [T, C], with a mix handed on or with its own."""
+        """The site's coefficients; what its sub-layer reads, [T, C], with a mix handed on or with its own.
+
+        Coefficients are those of the picked rows, or of all. `picked` comes with a mix handed on.
+        """
         if operations.fused is not None and self._site is not None:
             rows = operations.fused.site(self._site, x_TNC, premix_TN)
-            return Coefficients(rows.pre, rows.post, rows.mix), rows.normed
-        coefficients = self.coefficients(operations, x_TNC)
+            coefficients = Coefficients(rows.pre, rows.post, rows.mix)
+            return coefficients if picked is None else coefficients[picked], rows.normed
+        coefficients = self.coefficients(operations, x_TNC if picked is None else x_TNC[picked])
         stream = Stream(x_TNC, coefficients.pre if premix_TN is None else premix_TN)
         return coefficients, self._norm(operations, stream.collapse())
 

@@ -71,7 +71,7 @@ class WindowPlan:
             ring[self.stored_ring] = new[self.stored_rows]
             return found
         ring[self.stored_ring] = new
-        if not len(self.index):
+        if not self.index.shape[0]:
             return ring[self.index]
         return torch.where((self.index < 0)[..., None], nothing[0], ring[self.index.clamp(min=0)])
 
@@ -182,7 +182,7 @@ class Rows:
 
     def entries_of(self, groups_TK: Tensor, ratio: int) -> Tensor:
         """Flat entry numbers of groups of each row's sequence, [T, K]."""
-        if len(self.sequences) == 1 and (0, ratio) in self._visible and len(self._visible[0, ratio]):
+        if len(self.sequences) == 1 and (0, ratio) in self._visible and self._visible[0, ratio].shape[0]:
             return self._visible[0, ratio][groups_TK]
         return self.entries(self.sequence_T[:, None].expand_as(groups_TK), groups_TK, ratio)
 

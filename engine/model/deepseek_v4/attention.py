@@ -51,7 +51,7 @@ class Attention:
         rows = self._queries(ops, x_TC, angles)
         if self._indexer is not None:
             step.shared.selection = self._indexer.select(step, step.rows, rows)
-        q_THD = rows.q.view(x_TC.shape[0], len(self._sink_H), -1)
+        q_THD = rows.q.view(x_TC.shape[0], self._sink_H.shape[0], -1)
         near = Entries(pool_PD, view.index, view.windows.first)
         return self._output(ops, self._attend(step, q_THD, near, angles))
 

@@ -21,6 +21,8 @@ CONFIG = DeepseekConfig.from_dict(config_json(TINY))
 class Tally:
     """Operations that count the multiply-adds of their products."""
 
+    fused = None  # all of it composed of products, which pass here
+
     def __init__(self, operations):
         self._operations, self.flops = operations, 0
 
