@@ -273,7 +273,7 @@ CASES: tuple[Case, ...] = (
          "limit on open files (1,024)", Outside("user"), "contained"),
     Case(49, "names", "names that are not there, for the kernel to remember",
          _remembered_names(NAMES_MB, NUM_NAMES),
-         frozenset({"looked for them"}), "memory limit",
+         frozenset({"looked for them", "oom"}), "memory limit",
          Shown(_remembered_names(512, NUM_NAMES), "with memory_mb=512"), "contained", needs=needs_cgroups),
     Case(51, "processor", "two processors", _burn(0.05), frozenset({"throttled"}), "cpu limit",
          Shown(_burn(64), "with cpu=64"), "contained", needs=needs_cgroups),

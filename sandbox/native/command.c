@@ -63,7 +63,7 @@ static void become_program(const struct frame *exec, int in, int out, int err, i
         report(status, FAILED_CHDIR, errno);
         _exit(127);
     }
-    signal(SIGPIPE, SIG_DFL);
+    for (int number = 1; number < NSIG; number++) signal(number, SIG_DFL); /* an owner in the background ignores some */
     sigprocmask(SIG_SETMASK, &none, NULL);
     environ = environment;
     execvp(argv[0], argv);

@@ -1,4 +1,4 @@
-"""One arena a substrate for all attacks on it. After each nothing of it may be left, after all nothing."""
+"""One arena a substrate for a module's attacks. After each nothing of it may be left, after all nothing."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ __all__ = ["state_dir", "toolkit"]  # fixtures
 MOUNTS, TAINT = Path("/proc/self/mountinfo"), Path("/proc/sys/kernel/tainted")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def arena(request: pytest.FixtureRequest, state_dir: Path, toolkit: Path) -> Iterator[Arena]:
     """Parametrised by the substrate."""
     if request.param == "container" and os.geteuid() != 0:

@@ -1,7 +1,9 @@
 """Running commands."""
 
+import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -170,3 +172,13 @@ def test_killing_the_sandbox_ends_its_commands(box: Sandbox):
     with pytest.raises(SandboxGone):
         box.files.read("/etc/passwd")
     box.kill()
+
+
+def test_a_command_does_not_inherit_what_its_owner_ignores(create: Callable[..., Sandbox], substrate: str):
+    """Whoever is started in the background ignores Ctrl-C; what runs in a sandbox does not."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        box = create(substrate=substrate)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert box.commands.run("trap 'echo taken' INT; kill -INT $$").stdout == "taken\n"
