@@ -1,13 +1,12 @@
 """Compiles the programs for the kernel at set-up: `python -m sandbox.egress.build`. Does nothing when they
 are newer than their source. Without them this host makes sandboxes with `network="none"` only."""
 
-import os
 import platform
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+from sandbox.compilation import compile_to
 from sandbox.errors import StartError, UnsupportedError
 from sandbox.places import EGRESS_OBJECT
 
@@ -30,16 +29,8 @@ def build(target: Path = EGRESS_OBJECT) -> bool:
     if compiler is None or not Path("/usr/include/bpf/bpf_helpers.h").exists():
         lacking = "clang" if compiler is None else "libbpf's headers"
         raise UnsupportedError(f"no {lacking} to build the egress programs", hint=_HINT)
-    draft = target.with_name(f"{target.stem}.{os.getpid()}.o")
     headers = f"-I/usr/include/{platform.machine()}-linux-gnu"  # clang does not look there for this target
-    done = subprocess.run(
-        [compiler, *_FLAGS, headers, "-c", str(SOURCE), "-o", str(draft)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        draft.unlink(missing_ok=True)
-        raise StartError(f"compiling the egress programs failed: {done.stderr.strip()}", phase="build")
-    draft.replace(target)
+    compile_to(target, [compiler, *_FLAGS, headers, "-c", str(SOURCE)], "the egress programs")
     return True
 
 

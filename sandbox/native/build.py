@@ -3,12 +3,11 @@
 `python -m sandbox.native.build` does it at set-up; it does nothing when the program is newer than its source.
 """
 
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+from sandbox.compilation import compile_to
 from sandbox.errors import StartError, UnsupportedError
 from sandbox.places import INIT_BINARY
 
@@ -36,15 +35,8 @@ def build(binary: Path = INIT_BINARY) -> bool:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         raise UnsupportedError("no C compiler to build dockyard-init", hint="apt-get install gcc libc6-dev")
-    draft = binary.with_name(f"{binary.name}.{os.getpid()}")
     files = [str(each) for each in sources() if each.suffix == ".c"]
-    done = subprocess.run(
-        [compiler, *_FLAGS, "-o", str(draft), *files], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        draft.unlink(missing_ok=True)
-        raise StartError(f"compiling dockyard-init failed: {done.stderr.strip()}", phase="build")
-    draft.replace(binary)
+    compile_to(binary, [compiler, *_FLAGS, *files], "dockyard-init")
     return True
 
 
