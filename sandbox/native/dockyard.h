@@ -89,8 +89,12 @@ void lower_counts(void);
 void drop_to(uid_t uid);
 void make_user_namespace(const char *place, uid_t owner, uid_t num_ids);
 
-/* the two modes */
+/* copy.c, for launch and by itself */
+void copy_layer(int from, int to, uint32_t first_from, uint32_t first_to, uint64_t limit);
+
+/* the modes */
 int launch(int argc, char **argv);
+int copy_between(int argc, char **argv);
 int run_init(int argc, char **argv);
 
 #endif

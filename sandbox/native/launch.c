@@ -5,6 +5,7 @@
  * place is /tmp of that namespace, since every host has one and any uid may walk through it:
  *     /tmp/root    overlay: the image's skeleton below, the writable layer above
  *     /tmp/upper   the writable layer, on the bounded tmpfs that is mounted at /tmp
+ *     /tmp/layer   or else: a layer on disk, which the owner hands over as a mount, with its own `upper`
  *     /tmp/bundle  config.json, for an OCI runtime
  *     /tmp/pts     terminals, for bubblewrap, whose own have no limit but the machine's
  *     /tmp/user    a user namespace, for an OCI runtime
@@ -26,8 +27,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
+enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, SYS_MOVE_MOUNT = 429, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
 enum { JOIN_SESSION_KEYRING = 1 }; /* of keyctl */
+enum { FROM_EMPTY_PATH = 4 };         /* of move_mount */
 enum { ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
 
 /* From linux/mount.h, which cannot be included beside sys/mount.h on every libc. */
@@ -41,11 +43,13 @@ struct bind {
 };
 
 struct plan {
-    const char *skeleton, *layer_bytes, *layer_inodes, *terminals;
+    const char *skeleton, *layer_bytes, *layer_inodes, *terminals, *host;
     const char *cgroups[MAX_ITEMS], *hidden[MAX_ITEMS], *masks[MAX_ITEMS], *writable[MAX_ITEMS];
     struct bind binds[MAX_ITEMS];
     int num_cgroups, num_hidden, num_masks, num_writable, num_binds;
     int control, config, filter;
+    int layer, content; /* a mount to write to in place of the tmpfs; what it has in it at first */
+    uid_t content_ids;  /* the first of those in `content` */
     uid_t owner;       /* of the writable directories */
     uid_t num_ids;     /* in a user namespace for the runtime to join; 0 = it makes its own */
     bool drop, userns; /* become the owner; make a user namespace, for want of privilege */
@@ -85,6 +89,10 @@ static int read_plan(struct plan *plan, int argc, char **argv) {
         else if (!strcmp(option, "--layer-bytes")) plan->layer_bytes = next(&i, argc, argv);
         else if (!strcmp(option, "--layer-inodes")) plan->layer_inodes = next(&i, argc, argv);
         else if (!strcmp(option, "--terminals")) plan->terminals = next(&i, argc, argv);
+        else if (!strcmp(option, "--layer")) plan->layer = atoi(next(&i, argc, argv));
+        else if (!strcmp(option, "--content")) plan->content = atoi(next(&i, argc, argv));
+        else if (!strcmp(option, "--content-ids")) plan->content_ids = (uid_t)strtoul(next(&i, argc, argv), NULL, 10);
+        else if (!strcmp(option, "--host")) plan->host = next(&i, argc, argv);
         else if (!strcmp(option, "--control")) plan->control = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--config")) plan->config = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--filter")) plan->filter = atoi(next(&i, argc, argv));
@@ -145,15 +153,38 @@ static void make_directory(const char *path, mode_t mode) {
     if (mkdir(path, mode)) fail("mkdir %s", path);
 }
 
+static int make_place(const char *base, const char *name, mode_t mode) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", base, name);
+    make_directory(path, mode);
+    return open_place(path);
+}
+
+/* A name that is not the image's, which programs look up: the first line of /etc/hosts. */
+static void name_host(int upper, const char *name) {
+    if (mkdirat(upper, "etc", 0555) && errno != EEXIST) fail("mkdir etc");
+    unlinkat(upper, "etc/hosts", 0);
+    int fd = openat(upper, "etc/hosts", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
+    if (fd < 0 || dprintf(fd, "127.0.0.1\tlocalhost %s\n::1\tlocalhost\n", name) < 0) fail("write etc/hosts");
+    close(fd);
+}
+
 static void mount_layer(const struct plan *plan, int skeleton) {
     char options[256];
+    const char *base = plan->layer < 0 ? "/tmp" : "/tmp/layer";
     snprintf(options, sizeof options, "size=%s,nr_inodes=%s,mode=755", plan->layer_bytes, plan->layer_inodes);
     if (mount("dockyard", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount tmpfs (%s)", options);
-    make_directory("/tmp/upper", 0555); /* the mode of the sandbox's / */
-    make_directory("/tmp/work", 0755);
     make_directory("/tmp/root", 0755);
-    snprintf(options, sizeof options, "lowerdir=/proc/self/fd/%d,upperdir=/tmp/upper,workdir=/tmp/work%s", skeleton,
-             plan->userns ? ",userxattr" : "");
+    if (plan->layer >= 0) {
+        make_directory(base, 0755);
+        if (syscall(SYS_MOVE_MOUNT, plan->layer, "", AT_FDCWD, base, FROM_EMPTY_PATH)) fail("mount the layer");
+    }
+    int work = make_place(base, "work", 0755), upper = make_place(base, "upper", 0555); /* the mode of its / */
+    if (plan->content >= 0) copy_layer(plan->content, upper, plan->content_ids, plan->owner, UINT64_MAX);
+    if (plan->host) name_host(upper, plan->host);
+    snprintf(options, sizeof options,
+             "lowerdir=/proc/self/fd/%d,upperdir=/proc/self/fd/%d,workdir=/proc/self/fd/%d%s%s", skeleton, upper, work,
+             plan->layer < 0 ? "" : ",volatile", plan->userns ? ",userxattr" : "");
     if (mount("dockyard", "/tmp/root", "overlay", MS_NOSUID | MS_NODEV, options)) fail("mount overlay");
 }
 
@@ -217,7 +248,7 @@ static void leave_session_keyring(void) {
 }
 
 int launch(int argc, char **argv) {
-    struct plan plan = {.control = -1, .config = -1, .filter = -1, .network = -1};
+    struct plan plan = {.control = -1, .config = -1, .filter = -1, .network = -1, .layer = -1, .content = -1};
     int program = read_plan(&plan, argc, argv);
     if (program >= argc || plan.control < 0 || !plan.skeleton || !plan.layer_bytes || !plan.layer_inodes) {
         errno = EINVAL;
