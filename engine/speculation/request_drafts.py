@@ -6,9 +6,9 @@ Shapes: m drafts, V vocabulary.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.sampling.noise import Purpose, uniform
 from engine.sampling.sampler import choose
 from engine.speculation.distribution import LogitRows, Logits, Probabilities, draw, probabilities
-from engine.speculation.noise import Purpose, uniform
 from engine.speculation.verification import Verdict, verify_chosen, verify_sampled
 from protocol.sampling import SamplingParams
 

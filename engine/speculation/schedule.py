@@ -7,7 +7,7 @@ What keeps the output's distribution, where drafts are *sampled*:
 - Whether draft k is checked must not depend on draft k itself, but its successor's confidence does. Ranking
   is safe: survival never rises along a request, so a successor never pushes out the one before it.
 - The number of drafts (`best_count`) sees all survivals, so it is taken of the step before: those drafts are
-  settled, and the next ones are drawn with other noise (`engine.speculation.noise`).
+  settled, and the next ones are drawn with other noise (`engine.sampling.noise`).
 Where drafts are *picked*, the likeliest each, they follow from what is already committed, and nothing can
 lean on them: any number is safe, of the present step's survivals too.
 """

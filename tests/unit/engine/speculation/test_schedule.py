@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from toy_models import draft_logits, runs, target_logits
 
 from engine.errors import InvalidRequest
+from engine.sampling.noise import Purpose, uniform
 from engine.speculation.curves import LEAST_MS, CostCurve
 from engine.speculation.distribution import draw
-from engine.speculation.noise import Purpose, uniform
 from engine.speculation.request_drafts import SampledDrafts
 from engine.speculation.schedule import StepCosts, admit, best_count, plan_step, survivals
 from engine.speculation.verification import verify_sampled

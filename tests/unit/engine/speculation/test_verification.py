@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_models import VOCABULARY, draft_logits, runs, target_logits
 
+from engine.sampling.noise import Purpose, uniform
 from engine.sampling.sampler import choose
 from engine.speculation.distribution import draw, probabilities
-from engine.speculation.noise import Purpose, uniform
 from engine.speculation.request_drafts import SampledDrafts, judge_picked
 from engine.speculation.verification import Verdict, verify_greedy, verify_picked, verify_sampled
 from protocol.sampling import SamplingParams

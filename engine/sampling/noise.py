@@ -1,4 +1,4 @@
-"""Seeded noise of speculation: a number in [0, 1) for each use, from a counter-based generator without state.
+"""Seeded noise: a number in [0, 1) for each use, from a counter-based generator without state.
 
 Every number is used once. A draft that nobody has looked at is drawn anew behind the next anchor, with other
 noise: else what its confidence has decided meanwhile would lean on the very token that is drawn again
@@ -11,8 +11,9 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What a number decides; 0 is the plain sampler's own (`engine.sampling.sampler.choose`)."""
+    """What a number decides."""
 
+    CHOOSE = 0  # a token, without drafts
     DRAFT = 1
     ACCEPT = 2
     RESAMPLE = 3
