@@ -2,7 +2,9 @@
 
 Source: fact sheet, section 3 (records) and appendix A.1 (V4's records). Global entries are kept for every
 token; windows, open groups and the streams at the cut are bounded, one set a sequence. What crosses in a
-hand-off is that of an encoder-only prefill worker: design, section 3.
+hand-off is that of an encoder-only prefill worker: design, section 3. The worker that takes over runs the
+layer at the cut for a window of rows, each of which reads a window back: so twice a window less one of that
+layer crosses.
 """
 
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ _V4_GROUP, _V4_ALIGNMENT = 64, 8  # channels a scale of V4's record; a record's 
 class HandoffLayout:
     """Bytes that cross from prefill to decode beside the global entries, which `CacheLayout` has."""
 
-    window_bytes: int  # of the layers up to the cut, which is among them, for a window of positions
+    window_bytes: int  # a window of each encoder layer, and of the layer at the cut what its rows read
     stream_bytes: int  # streams (in bfloat16, as released) and mix that enter the layer at the cut
     open_group_bytes: int  # values and gates of compressor groups that are not full
     lookback_bytes: int  # token ids that the next token's n-grams reach back to
@@ -47,7 +49,7 @@ def v41_layout(config: DeepseekConfig) -> CacheLayout:
         bytes_per_token=sum((main + index) / config.ratio(layer) for layer in config.kv_source_layer_ids),
         window_bytes=config.num_hidden_layers * rows,
         draft_window_bytes=config.num_nextn_predict_layers * rows,
-        handoff=_handoff(config, rows) if config.kv_source_layer_ids else None,
+        handoff=_handoff(config, window) if config.kv_source_layer_ids else None,
     )
 
 
@@ -77,11 +79,12 @@ def _packed(channels: int, group: int) -> int:
     return channels // 2 + channels // group
 
 
-def _handoff(config: DeepseekConfig, window_rows: int) -> HandoffLayout:
+def _handoff(config: DeepseekConfig, record: int) -> HandoffLayout:
     per_position = config.hc_mult * (config.hidden_size * _BFLOAT16 + _FLOAT32)
     pending = sum(config.ratio(layer) - 1 for layer in config.kv_source_layer_ids)
+    rows = cut_layer(config) * config.sliding_window + 2 * config.sliding_window - 1
     return HandoffLayout(
-        window_bytes=(cut_layer(config) + 1) * window_rows,
+        window_bytes=rows * record,
         stream_bytes=config.sliding_window * per_position,
         open_group_bytes=pending * 2 * config.head_dim * _FLOAT32,
         lookback_bytes=max(config.engram_max_ngram_size - 1, 0) * _ID,

@@ -9,7 +9,8 @@ where that is gone meanwhile and its entries have to be computed anew.
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.cache.block_pool import BlockPool, chain_hash
+from engine.cache.block_pool import BlockPool
+from engine.cache.keys import block_key
 from engine.model.base import Bounds
 from engine.request import Sequence
 
@@ -151,7 +152,7 @@ class Scheduler:
         size, chain = self._pool.block_tokens, sequence.chain
         for index in range(len(chain), num_blocks):
             previous = chain[-1] if chain else self._salt
-            chain.append(chain_hash(previous, sequence.token_ids[index * size : (index + 1) * size]))
+            chain.append(block_key(previous, sequence.token_ids[index * size : (index + 1) * size]))
         return chain
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:

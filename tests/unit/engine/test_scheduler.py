@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cache.block_pool import BlockPool, chain_hash
+from engine.cache.block_pool import BlockPool
+from engine.cache.keys import block_key
 from engine.model.base import Bounds
 from engine.request import Request, Sequence, Stages
 from engine.scheduler.scheduler import Chunk, Scheduler
@@ -178,9 +179,9 @@ def test_one_who_waits_for_blocks_is_hashed_once_and_disturbs_no_order(
 
     def counting(previous: bytes, ids: list[int]) -> bytes:
         hashed.append(len(ids))
-        return chain_hash(previous, ids)
+        return block_key(previous, ids)
 
-    monkeypatch.setattr("engine.scheduler.scheduler.chain_hash", counting)
+    monkeypatch.setattr("engine.scheduler.scheduler.block_key", counting)
     pool = BlockPool(9, BLOCK)
     scheduler = Scheduler(pool, EXACT, max_sequences=4, token_budget=64, salt=b"s")
     first, other = arrive(0, Load(1, 8, 4, 0, 0)), arrive(1, Load(2, 8, 4, 0, 0))
