@@ -9,6 +9,7 @@ from sandbox.results import CommandResult, Denial
 from sandbox.running import RunningCommand
 from sandbox.sandbox import Sandbox, SandboxInfo
 from sandbox.sessions import Session
+from sandbox.snapshots import Snapshot, Snapshots
 from sandbox.wire import Entry, TerminalSize
 
 __all__ = [
@@ -27,5 +28,7 @@ __all__ = [
     "Sandbox",
     "SandboxInfo",
     "Session",
+    "Snapshot",
+    "Snapshots",
     "TerminalSize",
 ]

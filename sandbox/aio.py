@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
-from sandbox.errors import CapacityError
+from sandbox.errors import CapacityError, SandboxGone
 from sandbox.feed import OnOutput
 from sandbox.files import Download
 from sandbox.policy import Network
@@ -22,6 +22,7 @@ from sandbox.results import CommandResult, Denial
 from sandbox.running import RunningCommand
 from sandbox.sandbox import Sandbox, SandboxInfo
 from sandbox.sessions import Session
+from sandbox.snapshots import Snapshot
 from sandbox.wire import Entry, TerminalSize
 
 P = ParamSpec("P")
@@ -41,12 +42,13 @@ class AsyncSandbox:
     @classmethod
     async def create(cls, *args: Any, **options: Any) -> "AsyncSandbox":
         """Takes what `Sandbox.create` takes and raises what it raises. When cancelled, waits for the sandbox
-        that is on its way and kills it."""
+        that is on its way and kills it; one with a key it leaves, where the same key finds it."""
         pending = _in_thread(partial(Sandbox.create, *args, **options))
         try:
             return cls(await asyncio.shield(asyncio.wrap_future(pending)))
         except asyncio.CancelledError:
-            await _uncancelled(partial(_kill_when_made, pending))
+            if options.get("key") is None:
+                await _uncancelled(partial(_kill_when_made, pending))
             raise
 
     @property
@@ -76,6 +78,30 @@ class AsyncSandbox:
     def is_paused(self) -> bool:
         """See `Sandbox.is_paused`."""
         return self._sandbox.is_paused
+
+    async def snapshot(self, name: str | None = None, *, max_mb: int | None = None) -> Snapshot:
+        """See `Sandbox.snapshot`. When cancelled, the snapshot may or may not be kept."""
+        return await _threaded(self._sandbox.snapshot, name, max_mb=max_mb)
+
+    @overload
+    async def fork_fs(self) -> "AsyncSandbox": ...
+    @overload
+    async def fork_fs(self, n: int) -> "tuple[AsyncSandbox, ...]": ...
+    async def fork_fs(self, n: int | None = None) -> "AsyncSandbox | tuple[AsyncSandbox, ...]":
+        """See `Sandbox.fork_fs`. When cancelled, waits for the forks that are on their way and kills them."""
+        pending = _in_thread(partial(self._sandbox.fork_fs, n or 1))
+        try:
+            forks = await asyncio.shield(asyncio.wrap_future(pending))
+        except asyncio.CancelledError:
+            await _uncancelled(partial(_kill_all_when_made, pending))
+            raise
+        made = tuple(map(AsyncSandbox, forks))
+        return made[0] if n is None else made
+
+    @property
+    def ended(self) -> SandboxGone | None:
+        """See `Sandbox.ended`."""
+        return self._sandbox.ended
 
     @property
     def denials(self) -> tuple[Denial, ...]:
@@ -325,6 +351,12 @@ async def _uncancelled(call: Callable[[], T]) -> T:
 def _kill_when_made(pending: "Future[Sandbox]") -> None:
     if pending.exception() is None:
         pending.result().kill()
+
+
+def _kill_all_when_made(pending: "Future[tuple[Sandbox, ...]]") -> None:
+    if pending.exception() is None:
+        for sandbox in pending.result():
+            sandbox.kill()
 
 
 def _wait_for_end(command: RunningCommand) -> None:

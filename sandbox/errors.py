@@ -5,6 +5,7 @@ SandboxError
 ├── UnsupportedError  this host cannot enforce or run what was asked (a MissingCapability, exit code 3)
 ├── CapacityError     the host can, and is full                    (a ResourceShortage, exit code 4)
 ├── VersionConflict   another version of the network policy holds than was expected
+├── Conflict          a key that stands for another order of a sandbox
 ├── StartError        the sandbox did not come up; `phase` says how far it got
 ├── SandboxGone       it was there: `reason` is killed, expired, idle, broken or lost
 └── FileError         a file operation inside the sandbox failed; `errno` and `path`
@@ -61,6 +62,13 @@ class CapacityError(SandboxError, ResourceShortage):
 
 class VersionConflict(SandboxError):
     """Someone else has changed the network policy meanwhile; nothing was changed now."""
+
+    blame = "caller"
+
+
+class Conflict(SandboxError):
+    """The key of a create was used with other arguments; nothing was made. The message names the first that
+    differs."""
 
     blame = "caller"
 

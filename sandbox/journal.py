@@ -25,6 +25,7 @@ class Record:
     cgroups: tuple[str, ...]
     directories: tuple[str, ...] = ()
     processes: tuple[ProcessKey, ...] = ()  # launcher and init, known once they run
+    links: tuple[str, ...] = ()  # host ends of its network
 
     def with_processes(self, processes: tuple[ProcessKey, ...]) -> "Record":
         """The same record once its processes are known."""
@@ -87,6 +88,7 @@ def _load(path: Path) -> Record | None:
             cgroups=tuple(fields["cgroups"]),
             directories=tuple(fields["directories"]),
             processes=tuple(ProcessKey(**each) for each in fields["processes"]),
+            links=tuple(fields.get("links", ())),  # of an earlier version: none
         )
     except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
         return None

@@ -29,9 +29,30 @@ class Launched:
     init_pid: int  # on the host
 
 
-def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str, network: int | None = None) -> Launched:
-    """Starts it and waits for init's hello. Blocks for milliseconds, 20 s at most. `network` is a descriptor
-    of the namespace that it enters; None: it makes one with a loopback and nothing else.
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """Descriptors of what launch does not make itself; they stay the caller's."""
+
+    network: int | None = None  # namespace that it enters; None: it makes one with nothing but a loopback
+    layer: int | None = None  # mount of the writable layer; None: it mounts a tmpfs
+    content: int | None = None  # directory with what the layer holds at first; None: nothing
+    content_ids: int = 0  # the first id in it
+
+    def words(self) -> list[str]:
+        """As options of launch."""
+        words = ["--no-network"] if self.network is None else ["--network", str(self.network)]
+        words += [] if self.layer is None else ["--layer", str(self.layer)]
+        if self.content is not None:
+            words += ["--content", str(self.content), "--content-ids", str(self.content_ids)]
+        return words
+
+    def fds(self) -> tuple[int, ...]:
+        """All that there are."""
+        return tuple(fd for fd in (self.network, self.layer, self.content) if fd is not None)
+
+
+def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str, handed: Handed) -> Launched:
+    """Starts it and waits for init's hello. Blocks for milliseconds, 20 s at most.
 
     Raises StartError with the launcher's own words when it does not come up, and then leaves nothing running.
     """
@@ -41,7 +62,7 @@ def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str, network: int | None
         # Before anything is sent: the kernel adds the sender's pid only for one who has asked already.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         with theirs, _memory_file(b"") as errors:
-            process = _spawn(init, plan, network, theirs, errors)
+            process = _spawn(init, plan, handed, theirs, errors)
             theirs.close()  # or the stream would not end with the sandbox
             on_failure.callback(_end, process)
             try:
@@ -54,14 +75,14 @@ def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str, network: int | None
 
 
 def _spawn(
-    init: Path, plan: LaunchPlan, network: int | None, control: socket.socket, errors: int
+    init: Path, plan: LaunchPlan, handed: Handed, control: socket.socket, errors: int
 ) -> subprocess.Popen[bytes]:
     with (
         _memory_file((plan.oci_config or "").encode()) as config,
         _memory_file(plan.filter_program or b"") as filter_program,
     ):
         words = [str(init), "launch", "--control", str(control.fileno()), *plan.options]
-        words += ["--no-network"] if network is None else ["--network", str(network)]
+        words += handed.words()
         if plan.oci_config is not None:
             words += ["--config", str(config)]
         if plan.filter_program is not None:
@@ -72,10 +93,7 @@ def _spawn(
             stdout=errors,
             stderr=errors,
             env=_LAUNCH_ENV,
-            pass_fds=(
-                *(control.fileno(), config, filter_program),
-                *(() if network is None else (network,)),
-            ),
+            pass_fds=(control.fileno(), config, filter_program, *handed.fds()),
         )
 
 

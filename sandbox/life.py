@@ -3,12 +3,12 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 
 from protocol.clock import Clock
 from sandbox.cgroups import Counters
-from sandbox.errors import GoneReason, SandboxGone
+from sandbox.errors import GoneReason, SandboxError, SandboxGone
 from sandbox.limits import Limits
 from sandbox.ownership import Ownership
 from sandbox.pausing import Freezer
@@ -49,7 +49,7 @@ class Life:
             if self._init is not None:
                 with suppress(ProcessLookupError):  # it was quicker
                     signal.pidfd_send_signal(self._init, signal.SIGKILL)
-        self.freezer.resume()  # what is outside of init, such as its launcher, ends by itself
+        self.freezer.release()  # what is outside of init, such as its launcher, ends by itself
 
     def close(self) -> None:
         """Lets go of the handle. Idempotent."""
@@ -83,6 +83,19 @@ class Life:
         """Something is asked of the sandbox, which a paused one cannot do."""
         self.freezer.resume()
 
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Nothing in it runs for as long as the block does (see `Freezer.held`). Raises SandboxGone."""
+        if (gone := self.gone()) is not None:
+            raise gone
+        try:
+            with self.freezer.held():
+                yield
+        except (SandboxError, OSError):
+            if (gone := self.gone()) is not None:  # which is why it failed
+                raise gone from None
+            raise
+
     def begin(self) -> None:
         """Something starts to run in the sandbox: it is not idle, nor paused."""
         self.touch()
@@ -105,9 +118,10 @@ class Life:
         self.end("lost")
 
     def deadline_ns(self) -> int | None:
-        """End of its lifetime, or of its idle time."""
+        """End of its lifetime, or of its idle time. None while its layer is being copied: what has been begun
+        is not cut short."""
         with self._lock:
-            if self._reason is not None:
+            if self._reason is not None or self.freezer.is_held:
                 return None
             if self._limits.idle_s is None or self._num_active > 0 or self.freezer.is_paused:
                 return self._expires_ns

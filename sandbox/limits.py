@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sandbox.errors import InvalidArgument, UnsupportedError
+from sandbox.layers import LayerKind, LayerWish
 
 MIB = 1 << 20
 LimitName = Literal["cpu", "memory", "pids", "disk"]
@@ -23,6 +24,7 @@ class Asked:
     disk_mb: int | None = None
     lifetime_s: float = 3600.0
     idle_s: float | None = None
+    layer: LayerWish = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Limits:
     """Effective values. None = not limited on this host. `degraded` says in words what that leaves open."""
 
     cpus: float | None
-    memory_bytes: int | None  # all processes and the writable layer together
+    memory_bytes: int | None  # all processes, and the writable layer where that lies in memory
     pids: int | None
     process_bytes: int | None  # data of one process, where `memory_bytes` cannot be enforced
     disk_bytes: int
@@ -38,6 +40,7 @@ class Limits:
     lifetime_s: float
     idle_s: float | None
     degraded: tuple[str, ...] = ()
+    layer: LayerKind = "memory"  # where what is written lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,13 @@ _CONSEQUENCE: dict[LimitName, str] = {
 }
 
 
-def settle(asked: Asked, enforceable: frozenset[LimitName], gaps: tuple[str, ...] = ()) -> Limits:
-    """What holds for `asked` on a host that can enforce `enforceable`.
+def settle(
+    asked: Asked,
+    enforceable: frozenset[LimitName],
+    gaps: tuple[str, ...] = (),
+    layer: LayerKind = "memory",
+) -> Limits:
+    """What holds for `asked` on a host that can enforce `enforceable`, with a writable layer of kind `layer`.
 
     Raises InvalidArgument for values out of range, and UnsupportedError for a limit that the caller wrote and
     the host cannot enforce. A default that it cannot enforce is left out and named in `degraded`, as `gaps`
@@ -95,10 +103,12 @@ def settle(asked: Asked, enforceable: frozenset[LimitName], gaps: tuple[str, ...
     _check_range("lifetime_s", asked.lifetime_s, 0.001, 30 * 86400)
     if asked.idle_s is not None:
         _check_range("idle_s", asked.idle_s, 0.001, 30 * 86400)
-    return _limits(settled, asked, (*degraded, *gaps))
+    return _limits(settled, asked, layer, (*degraded, *gaps))
 
 
-def _limits(settled: dict[LimitName, float | None], asked: Asked, degraded: tuple[str, ...]) -> Limits:
+def _limits(
+    settled: dict[LimitName, float | None], asked: Asked, layer: LayerKind, degraded: tuple[str, ...]
+) -> Limits:
     memory, pids = settled["memory"], settled["pids"]
     disk_bytes = int((settled["disk"] or _RULES["disk"].default) * MIB)
     return Limits(
@@ -111,6 +121,7 @@ def _limits(settled: dict[LimitName, float | None], asked: Asked, degraded: tupl
         lifetime_s=asked.lifetime_s,
         idle_s=asked.idle_s,
         degraded=degraded,
+        layer=layer,
     )
 
 

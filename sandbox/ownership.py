@@ -10,6 +10,8 @@ from sandbox.egress.service import Egress
 from sandbox.errors import UnsupportedError
 from sandbox.journal import Journal, Record
 from sandbox.launcher import Launched
+from sandbox.layers.base import Layer, LayerSize
+from sandbox.layers.choice import MECHANISMS
 from sandbox.limits import Limits
 from sandbox.policy import Network
 from sandbox.policy.apparmor import Profile
@@ -20,9 +22,9 @@ _END_PATIENCE_S = 5.0
 
 
 class Ownership:
-    """One sandbox's cgroups, network and journal entry. Its owner calls `create`, `connect` (if there is a
-    network), `note_processes` and `release`, in this order, from any one thread at a time; `release` is right
-    after any of them. `counters` is for any thread."""
+    """One sandbox's cgroups, writable layer, network and journal entry. Its owner calls `create`, `connect`
+    (if there is a network), `note_processes` and `release`, in this order, from any one thread at a time;
+    `release` is right after any of them. `counters` is for any thread."""
 
     def __init__(
         self,
@@ -36,6 +38,9 @@ class Ownership:
     ) -> None:
         self._profile, self._profiles = profile, LoadedProfiles(state_dir)
         self.groups = cgroups.Groups(groups)
+        self.layer = Layer()
+        self._layers = MECHANISMS["memory"]
+        self._state_dir = state_dir
         self.connection: Connection | None = None
         self._egress: Egress | None = None
         self._journal = Journal(state_dir)
@@ -53,9 +58,12 @@ class Ownership:
         )
 
     def create(self, limits: Limits) -> None:
-        """Makes the cgroups and loads the profile. Raises CapacityError, StartError."""
+        """Makes the cgroups and the layer, and loads the profile. Raises CapacityError, StartError."""
         self._journal.write(self._record)
         self.groups.create(limits)
+        self._layers = MECHANISMS[limits.layer]
+        size = LayerSize(limits.disk_bytes, limits.disk_inodes)
+        self.layer = self._layers.make(self._state_dir, self._record.id, size)
         if self._profile is not None:
             self._profiles.acquire(self._profile, self._record.id)
 
@@ -67,6 +75,8 @@ class Ownership:
             raise UnsupportedError("a sandbox with a network needs cgroups of version 2")
         self.connection = egress.connect(self._record.id, group, network)
         self._egress = egress
+        self._record = replace(self._record, links=(self.connection.link.name,))
+        self._journal.write(self._record)
         return self.connection.link.namespace
 
     def counters(self) -> cgroups.Counters:
@@ -78,6 +88,7 @@ class Ownership:
 
     def note_processes(self, launched: Launched) -> None:
         """Enters the processes, now that they run and are in their namespaces."""
+        self.layer.let_go()
         if self.connection is not None:
             self.connection.link.let_go()
         keys = (find_process(launched.process.pid), find_process(launched.init_pid))
@@ -96,6 +107,7 @@ class Ownership:
         if self.connection is not None and self._egress is not None:
             self._egress.disconnect(self.connection)
             self._egress = None
+        self._layers.remove(self.layer)
         for path in self._by_runtime:
             cgroups.remove_group(path)
             cgroups.remove_empty_parents([path.parents[2]], self._state)

@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from protocol.clock import Clock
@@ -17,13 +17,21 @@ class Freezer:
 
     def __init__(self, group: Path | None, clock: Clock, resumed: Callable[[], None]) -> None:
         self._group, self._clock, self._resumed = group, clock, resumed
-        self._lock = threading.Lock()  # guards what follows, and writes to the group
+        self._turn = threading.Lock()  # one hold at a time
+        self._lock = threading.RLock()  # guards what follows, and writes to the group
         self._since_ns: int | None = None
         self._total_ns = 0
+        self._is_held = False
+        self._resume_after_hold = False
 
     @property
     def is_paused(self) -> bool:
         return self._since_ns is not None
+
+    @property
+    def is_held(self) -> bool:
+        """While a `held` block runs."""
+        return self._is_held
 
     def paused_ns(self) -> int:
         """How long it has been paused so far, in all."""
@@ -42,6 +50,7 @@ class Freezer:
                 hint="mount it (also beside version 1), or let the host delegate a group",
             )
         with self._lock:
+            self._resume_after_hold = False
             if self._since_ns is not None:
                 return
             _write(self._group, "1")
@@ -53,7 +62,15 @@ class Freezer:
             self._since_ns = self._clock.now_ns()
 
     def resume(self) -> None:
-        """Idempotent; does not block."""
+        """Idempotent; does not block. While it is held, this is done when the hold ends."""
+        with self._lock:
+            if self._is_held:
+                self._resume_after_hold = True
+                return
+        self.release()
+
+    def release(self) -> None:
+        """Resumes even what is held: for a sandbox that has ended, whose processes are to go."""
         with self._lock:
             if self._since_ns is None or self._group is None:
                 return
@@ -62,6 +79,26 @@ class Freezer:
             self._total_ns += self._clock.now_ns() - self._since_ns
             self._since_ns = None
         self._resumed()
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Paused for as long as the block runs, whatever is asked of the sandbox meanwhile: that waits for
+        the end, which also resumes what was not paused before. Raises what `pause` raises."""
+        with self._turn:
+            with self._lock:
+                was_paused = self.is_paused
+                self.pause()
+                self._is_held, self._resume_after_hold = True, not was_paused
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._is_held = False
+                    goes_on = self._resume_after_hold
+                if goes_on:
+                    self.release()
+                else:
+                    self._resumed()  # a lifetime that has ended meanwhile counts now
 
 
 def _write(group: Path, value: str) -> None:

@@ -1,56 +1,37 @@
 """One sandbox, from `create` to `kill`."""
 
-import os
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self, overload
 
 from protocol.clock import Clock, SystemClock
-from protocol.ids import new_id
-from sandbox import cgroups
 from sandbox.channel import Channel
 from sandbox.commands import Commands
-from sandbox.egress.service import Egress, shared_egress
-from sandbox.errors import InvalidArgument, SandboxError, UnsupportedError, translated
+from sandbox.egress.service import Egress
+from sandbox.errors import InvalidArgument, SandboxError, SandboxGone, UnsupportedError, translated
 from sandbox.files import Files
-from sandbox.images import Image, prepare_image
-from sandbox.launcher import Launched, launch
+from sandbox.keys import Keys
+from sandbox.layers import LayerWish
 from sandbox.life import Life
-from sandbox.limits import Asked, LimitName, Limits, settle
-from sandbox.ownership import Ownership
-from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
-from sandbox.policy import Network, Policy, Protection, apparmor, apparmor_profiles, landlock
-from sandbox.policy.apparmor import Profile
+from sandbox.limits import MIB, Asked
+from sandbox.making import Made, SandboxInfo, make
+from sandbox.orders import Order, checked_labels
+from sandbox.places import default_state_dir, default_toolkit
+from sandbox.policy import Network, Policy
 from sandbox.refusals import denials_since
 from sandbox.results import Denial
 from sandbox.sessions import Sessions
-from sandbox.substrates import find_substrate
-from sandbox.substrates.base import UIDS_A_SANDBOX, Blueprint, LaunchPlan
+from sandbox.snapshots import Snapshot, Snapshots, Source
+from sandbox.substrates.base import HOSTNAME
 
 if TYPE_CHECKING:
     from sandbox.doctor import Capability
 
-# Uids that no distribution hands out to people or services, and that nspawn uses for the same purpose.
-_FIRST_UID, _LAST_UID = 0x00080000, 0x6FFF0000
-_LIMITED_WITHOUT_CGROUPS: frozenset[LimitName] = frozenset({"pids", "disk"})  # by rlimit, by tmpfs
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxInfo:
-    """What a sandbox really is: effective values, after defaults and what the host can do."""
-
-    id: str
-    image: str
-    substrate: str
-    limits: Limits
-    policy: Policy
-    labels: Mapping[str, str]
-    profile: str | None = None  # of AppArmor
-    lacking: tuple[Protection, ...] = ()  # what this host does not have of what sandboxes get elsewhere
+MAX_FORKS = 100  # of one call
 
 
 class Sandbox:
@@ -61,23 +42,24 @@ class Sandbox:
     files: Files
     sessions: Sessions
 
-    def __init__(
-        self, info: SandboxInfo, image: Image, ownership: Ownership, launched: Launched, clock: Clock
-    ) -> None:
-        """For `create`; takes over the ownership and what was launched."""
-        self._info = info
-        self._ownership = ownership
-        self._process = launched.process
+    def __init__(self, made: Made, clock: Clock | None = None) -> None:
+        """For `create`; takes over what was made."""
+        clock = clock or SystemClock()
+        self._made, self._info, self._ownership = made, made.info, made.ownership
+        self._process = made.launched.process
         self._release_error: SandboxError | None = None
-        self._life = Life(info.id, launched.init_pid, info.limits, ownership, clock)
+        info = made.info
+        self._life = Life(info.id, made.launched.init_pid, info.limits, made.ownership, clock)
         with ExitStack() as on_failure:
+            on_failure.callback(made.give_back)
             on_failure.callback(self._life.close)
-            self._channel = Channel(launched.control, clock, name=info.id)
+            self._channel = Channel(made.launched.control, clock, name=info.id)
             self._life.wake = self._channel.wake
             self._channel.start(self._life, self._release)
             on_failure.pop_all()
+        shell, env = made.image.shell, made.image.env
         self.commands = Commands(
-            self._channel, self._life, clock, policy=info.policy, shell=image.shell, base_env=image.env
+            self._channel, self._life, clock, policy=info.policy, shell=shell, base_env=env
         )
         self.files = Files(self._channel, self._life)
         self.sessions = Sessions(self.commands, self.files)
@@ -101,67 +83,48 @@ class Sandbox:
         toolkit: Path | str | None = None,
         runtime: str | None = None,
         egress: Egress | None = None,
+        layer: LayerWish = "auto",
+        snapshot: Snapshot | str | None = None,
+        key: str | None = None,
     ) -> "Sandbox":
         """Makes a sandbox and waits until it takes commands; some ten milliseconds.
 
-        `cpu` is in cores, `memory_mb` and `disk_mb` in mebibytes. The writable layer lies in memory and
-        counts as such, so `memory_mb` bounds both. A limit that is left out gets a default, and is dropped
-        (see `info.limits.degraded`) where the host cannot enforce it; one that is written and cannot be
-        enforced is refused. `state_dir` holds image skeletons and the journal, by default where
+        `cpu` is in cores, `memory_mb` and `disk_mb` in mebibytes. A limit that is left out gets a default,
+        and is dropped (see `info.limits.degraded`) where the host cannot enforce it; one that is written and
+        cannot be enforced is refused. `layer` says where what is written lies: in memory, the default, where
+        it counts as such, so that `memory_mb` bounds both; or "disk". `snapshot` is what the layer has in it
+        at first. `state_dir` holds image skeletons, snapshots and the journal, by default where
         `dockyard down` sweeps; `toolkit` was made by `sandbox.toolkit` and lies beside `state_dir` by
         default; `runtime` names the OCI runtime of substrate `container`; `egress` is what a networked
         sandbox is connected to, by default this process's own network. A policy with a network that this host
         cannot enforce is refused.
 
-        Raises InvalidArgument, UnsupportedError, CapacityError or StartError, and then leaves nothing behind.
+        With a `key`, a repeated call gives the sandbox that the first has made (see `sandbox.keys`).
+
+        Raises InvalidArgument, UnsupportedError, CapacityError or StartError, and then leaves nothing behind;
+        with a key, Conflict where it stands for another order and SandboxGone where its sandbox has ended.
         """
         state = Path(state_dir).absolute() if state_dir is not None else default_state_dir()
-        tools = Path(toolkit).absolute() if toolkit is not None else default_toolkit(state)
-        rules = policy or Policy()
-        find_substrate(substrate).check(privileged=_is_privileged(), runtime=runtime)
-        if "landlock" in rules.protections:
-            landlock.check()
-        network = rules.first_network
-        uplink = None if network is None else egress or shared_egress(state)
-        hierarchies = cgroups.find_hierarchies()
-        asked = Asked(cpu, memory_mb, pids, disk_mb, lifetime_s, idle_s)
-        profile = _profile(rules, state)
-        info = SandboxInfo(
-            id=new_id("sbx"),
+        order = Order(
             image=image,
             substrate=substrate,
-            limits=settle(
-                asked,
-                cgroups.enforceable(hierarchies) | _LIMITED_WITHOUT_CGROUPS,
-                (*cgroups.gaps(hierarchies), *(f"{name} is off, as asked" for name in sorted(rules.without))),
-            ),
-            policy=rules,
-            labels=MappingProxyType(_checked_labels(labels or {})),
-            profile=profile.name if profile is not None else None,
-            lacking=("apparmor",) if "apparmor" in rules.protections and profile is None else (),
-        )
-        prepared = prepare_image(image, state_dir=state, init=INIT_BINARY, toolkit=tools)
-        plan = _plan(info, prepared, state, hierarchies, runtime)
-        ownership = Ownership(
-            info.id,
+            policy=policy or Policy(),
+            limits=Asked(cpu, memory_mb, pids, disk_mb, lifetime_s, idle_s, layer),
+            labels=checked_labels(labels or {}),
             state_dir=state,
-            substrate=substrate,
-            groups=cgroups.plan_groups(hierarchies, cgroups.state_key(state), info.id),
-            all_hierarchies=plan.all_hierarchies,
-            profile=profile,
+            toolkit=Path(toolkit).absolute() if toolkit is not None else default_toolkit(state),
+            runtime=runtime,
+            egress=egress,
+            snapshot=snapshot.name if isinstance(snapshot, Snapshot) else snapshot,
         )
-        launched: Launched | None = None
-        try:
-            ownership.create(info.limits)
-            namespace = ownership.connect(uplink, network) if uplink and network else None
-            launched = launch(INIT_BINARY, plan, sandbox_id=info.id, network=namespace)
-            ownership.note_processes(launched)
-            return cls(info, prepared, ownership, launched, SystemClock())
-        except BaseException:
-            if launched is not None:
-                launched.control.close()  # upon which init ends, and the launcher with it
-            ownership.release(launched.process if launched is not None else None)
-            raise
+        return cls._make(order) if key is None else _KEYS.get_or_make(key, order, lambda: cls._make(order))
+
+    @classmethod
+    def _make(cls, order: Order) -> "Sandbox":
+        if order.snapshot is None:
+            return cls(make(order, None))
+        with Snapshots(order.state_dir).opened(order.snapshot) as content:
+            return cls(make(order, content))
 
     @staticmethod
     def capabilities(
@@ -189,6 +152,11 @@ class Sandbox:
     def is_running(self) -> bool:
         """False once it has ended, for whatever reason."""
         return self._life.gone() is None
+
+    @property
+    def ended(self) -> SandboxGone | None:
+        """Why it has ended; None while it runs."""
+        return self._life.gone()
 
     @property
     def denials(self) -> tuple[Denial, ...]:
@@ -243,6 +211,68 @@ class Sandbox:
         """True between `pause` and whatever ends the pause."""
         return self._life.freezer.is_paused
 
+    def snapshot(self, name: str | None = None, *, max_mb: int | None = None) -> Snapshot:
+        """Keeps what its writable layer holds now, under a name that is new, until `Snapshot.delete`.
+
+        All that runs in it stands still for as long as the copy takes, as in a pause; whatever is asked of it
+        meanwhile waits. /dev/shm and processes are not in it. `max_mb` bounds the content, by default at what
+        the layer can hold. Raises InvalidArgument for a name that is taken, FileTooLarge, CapacityError when
+        the disk is full, UnsupportedError without cgroup version 2, SandboxGone; nothing is kept then.
+        """
+        with translated("taking a snapshot", sandbox_id=self.id), self._life.held():
+            store = Snapshots(self._made.order.state_dir)
+            return store.keep(
+                self._source(), name or f"snap-{secrets.token_hex(6)}", max_bytes=self._content_limit(max_mb)
+            )
+
+    @overload
+    def fork_fs(self) -> "Sandbox": ...
+    @overload
+    def fork_fs(self, n: int) -> "tuple[Sandbox, ...]": ...
+    def fork_fs(self, n: int | None = None) -> "Sandbox | tuple[Sandbox, ...]":
+        """A new sandbox (or `n` of them, at most 100) whose writable layer holds what this one's holds now.
+
+        Nothing else is shared, and processes are not copied: so a fork has no open file, no secret that a
+        command was given and no random state of this one's. It has an id, uids, a host name and a lifetime of
+        its own; image, limits, labels and policy are this one's, the network as it is now. This one stands
+        still while its layer is copied. Raises what `snapshot` and `create` raise; then there is no fork.
+        """
+        if n is not None and not 1 <= n <= MAX_FORKS:
+            raise InvalidArgument(f"n={n} is out of range", hint=f"use 1 to {MAX_FORKS}")
+        with translated("forking a sandbox", sandbox_id=self.id), ExitStack() as on_failure:
+            with ExitStack() as copied:
+                with self._life.held():
+                    store = Snapshots(self._made.order.state_dir)
+                    limit = self._content_limit(None)
+                    content = copied.enter_context(store.borrowed(self._source(), max_bytes=limit))
+                forks: list[Sandbox] = []
+                for _ in range(n or 1):
+                    forks.append(Sandbox(make(self._fork_order(), content)))
+                    on_failure.callback(forks[-1].kill)
+            on_failure.pop_all()
+        return forks[0] if n is None else tuple(forks)
+
+    def _fork_order(self) -> Order:
+        connection = self._ownership.connection
+        network = "none" if connection is None else connection.network
+        return replace(
+            self._made.order,
+            policy=self._made.order.policy.model_copy(update={"network": network}),
+            hostname=f"{HOSTNAME}-{secrets.token_hex(4)}",
+            snapshot=None,
+        )
+
+    def _source(self) -> Source:
+        """Where launch has mounted the layer, seen through the launcher, which stays in that namespace."""
+        place = "tmp/upper" if self._info.limits.layer == "memory" else "tmp/layer/upper"
+        root = Path(f"/proc/{self._process.pid}/root")
+        return Source(self.id, self._info.image, self._info.substrate, root / place, self._made.first_id)
+
+    def _content_limit(self, max_mb: int | None) -> int:
+        if max_mb is not None and max_mb < 1:
+            raise InvalidArgument(f"max_mb={max_mb} is out of range", hint="use 1 or more")
+        return 2 * self._info.limits.disk_bytes if max_mb is None else max_mb * MIB
+
     def enter_phase(self, name: str, expected_version: int) -> int:
         """`set_network` with the policy's phase of that name. InvalidArgument where it has none."""
         phases = self._info.policy.phases
@@ -286,65 +316,4 @@ class Sandbox:
         self.kill()
 
 
-def _plan(
-    info: SandboxInfo,
-    image: Image,
-    state_dir: Path,
-    hierarchies: tuple[cgroups.Hierarchy, ...],
-    runtime: str | None,
-) -> LaunchPlan:
-    groups = cgroups.plan_groups(hierarchies, cgroups.state_key(state_dir), info.id)
-    blueprint = Blueprint(
-        id=info.id,
-        image=image,
-        limits=info.limits,
-        owner_uid=_fresh_uid() if _is_privileged() else 0,
-        privileged=_is_privileged(),
-        cgroups=tuple(group.path for group in groups),
-        pids_by_rlimit="pids" not in cgroups.enforceable(hierarchies),
-        protections=info.policy.protections,
-        profile=info.profile,
-        hide_unified=_second_version(hierarchies),
-        runtime=runtime,
-    )
-    return find_substrate(info.substrate).plan(blueprint)
-
-
-def _profile(rules: Policy, state_dir: Path) -> Profile | None:
-    """None without AppArmor. Raises UnsupportedError where the policy needs it."""
-    if "apparmor" not in rules.protections:
-        return None
-    if apparmor_profiles.is_available():
-        scope = cgroups.state_key(state_dir)
-        return apparmor.profile(scope, protected=rules.protected, hidden=rules.hidden)
-    if rules.protected or rules.hidden:
-        raise UnsupportedError(
-            "protected and hidden places need AppArmor, which this host or user does not have",
-            hint="run as root on a kernel with `apparmor` in its `lsm=` list and apparmor_parser installed",
-        )
-    return None
-
-
-def _is_privileged() -> bool:
-    return os.geteuid() == 0
-
-
-def _fresh_uid() -> int:
-    """A range of its own for each sandbox, so that one cannot signal or trace another from outside. Drawn,
-    not booked: beside 999 live sandboxes, one more meets the range of another with a chance of 1 in 29."""
-    num_ranges = (_LAST_UID - _FIRST_UID) // UIDS_A_SANDBOX
-    return _FIRST_UID + UIDS_A_SANDBOX * secrets.randbelow(num_ranges)
-
-
-def _second_version(hierarchies: tuple[cgroups.Hierarchy, ...]) -> Path | None:
-    """Root of the version 2 tree where there are version 1 trees too."""
-    if all(each.version == 2 for each in hierarchies):
-        return None
-    return next((each.root for each in hierarchies if each.version == 2), None)
-
-
-def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    for name, value in labels.items():
-        if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidArgument(f"labels: {name!r}={value!r} is not text")
-    return dict(labels)
+_KEYS: Keys[Sandbox] = Keys()  # of this process

@@ -14,12 +14,12 @@ from sandbox.egress import links
 from sandbox.egress.connection import Connection
 from sandbox.egress.fence import Fence
 from sandbox.egress.libbpf import load_library
-from sandbox.egress.pool import LinkPool
 from sandbox.egress.resolver import Resolver
 from sandbox.egress.rules import EVERY_PORT, NOWHERE, Ports, Rule, prefix_of
 from sandbox.errors import CapacityError, StartError, UnsupportedError, is_shortage
 from sandbox.places import EGRESS_OBJECT
 from sandbox.policy import Network
+from sandbox.pool import Pool
 from sandbox.refusals import Attempt
 
 # Of this machine itself, whatever a policy says: ssh, docker and etcd, Ray, Kubernetes.
@@ -88,7 +88,7 @@ class Egress:
             on_failure.callback(self.resolver.close)
             self.resolver.watch(self.fence.log_fileno(), self.fence.drain)
             on_failure.pop_all()
-        self._pool = LinkPool(
+        self._pool = Pool(
             lambda: links.make_link(self._uplink, state, self.fence.watch_link), self._discard, num_spare
         )
         self._pool.fill()

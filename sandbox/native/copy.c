@@ -187,7 +187,7 @@ static void copy_directory(int from, int to, int depth) {
     size_t length = strlen(copy.path);
     DIR *directory = fdopendir(from);
     if (!directory) fail("%s: list", copy.path);
-    errno = ELOOP;
+    errno = ENAMETOOLONG;
     if (depth > MAX_DEPTH) fail("%s: directories are nested deeper than %d", copy.path, MAX_DEPTH);
     for (struct dirent *item; errno = 0, (item = readdir(directory));) {
         if (!strcmp(item->d_name, ".") || !strcmp(item->d_name, "..")) continue;

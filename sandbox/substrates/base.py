@@ -24,6 +24,8 @@ SHM_AT, SHM_BYTES = "/dev/shm", 64 << 20
 TERMINALS = 64  # at a time; the machine as a whole has some 4,000
 HOSTNAME = "dockyard"
 UIDS_A_SANDBOX = 65536
+# Of the tmpfs that launch stages everything in, where the writable layer is not on it.
+_STAGE_BYTES, _STAGE_INODES = 1 << 20, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Blueprint:
     profile: str | None  # of AppArmor, loaded
     hide_unified: Path | None  # version 2 tree beside version 1, which crun does not take
     runtime: str | None = None  # OCI runtime by name, None = the best that is there
+    hostname: str = HOSTNAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,15 @@ def init_command(blueprint: Blueprint) -> tuple[str, ...]:
 
 
 def launch_options(blueprint: Blueprint) -> list[str]:
-    """What every substrate needs of launch: cgroups, writable layer, image. The launcher adds the network."""
+    """What every substrate needs of launch: cgroups, writable layer, image. The launcher adds the network,
+    and the layer itself where that is not in memory."""
     image, limits = blueprint.image, blueprint.limits
     options = ["--skeleton", str(image.skeleton), "--owner", str(blueprint.owner_uid)]
-    options += ["--layer-bytes", str(limits.disk_bytes), "--layer-inodes", str(limits.disk_inodes)]
+    in_memory = limits.layer == "memory"
+    options += ["--layer-bytes", str(limits.disk_bytes if in_memory else _STAGE_BYTES)]
+    options += ["--layer-inodes", str(limits.disk_inodes if in_memory else _STAGE_INODES)]
+    if blueprint.hostname != HOSTNAME:
+        options += ["--host", blueprint.hostname]
     for cgroup in blueprint.cgroups:
         options += ["--cgroup", str(cgroup)]
     for bind in image.binds:

@@ -6,7 +6,6 @@ from sandbox.errors import UnsupportedError
 from sandbox.policy.seccomp import filter_program, this_machine
 from sandbox.substrates.base import (
     FILTER_FD,
-    HOSTNAME,
     ROOT_AT,
     SHM_BYTES,
     TERMINALS,
@@ -41,17 +40,17 @@ class FunctionSubstrate:
         if blueprint.privileged:
             options.append("--drop")
         filtered = "seccomp" in blueprint.protections
-        program = (*_isolation(filtered), "--", *init_command(blueprint))
+        program = (*_isolation(filtered, blueprint.hostname), "--", *init_command(blueprint))
         return LaunchPlan(
             tuple(options), program, filter_program=filter_program(this_machine()) if filtered else None
         )
 
 
-def _isolation(filtered: bool) -> list[str]:
+def _isolation(filtered: bool, hostname: str) -> list[str]:
     words = [_bubblewrap(), *(f"--unshare-{name}" for name in _NAMESPACES)]
     words += ["--disable-userns", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
     words += ["--seccomp", str(FILTER_FD)] if filtered else []
-    words += ["--uid", "0", "--gid", "0", "--hostname", HOSTNAME]
+    words += ["--uid", "0", "--gid", "0", "--hostname", hostname]
     words += ["--bind", ROOT_AT, "/", "--proc", "/proc", "--dev", "/dev"]
     words += ["--dev-bind", TERMINALS_AT, "/dev/pts"]
     # /dev is a tmpfs without a size: only its shm is for writing, and that has one.

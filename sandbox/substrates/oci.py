@@ -16,7 +16,12 @@ _READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 
 
 def oci_config(
-    init: Sequence[str], *, owner_uid: int, cgroup: str | None, filtered: bool = True
+    init: Sequence[str],
+    *,
+    owner_uid: int,
+    cgroup: str | None,
+    filtered: bool = True,
+    hostname: str = HOSTNAME,
 ) -> dict[str, Any]:
     """A bundle whose first process is `init`, with uids from `owner_uid` on. `cgroup` is the runtime's to
     make; None where it is to make none."""
@@ -38,7 +43,7 @@ def oci_config(
     return {
         "ociVersion": "1.0.2",
         "root": {"path": ROOT_AT, "readonly": False},
-        "hostname": HOSTNAME,
+        "hostname": hostname,
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},

@@ -7,9 +7,9 @@ from itertools import count
 import pytest
 
 from sandbox.egress.links import Link
-from sandbox.egress.pool import LinkPool
 from sandbox.egress.rules import prefix_of
 from sandbox.errors import CapacityError
+from sandbox.pool import Pool
 
 
 def a_maker() -> tuple[Callable[[], Link], list[Link]]:
@@ -26,7 +26,7 @@ def a_maker() -> tuple[Callable[[], Link], list[Link]]:
 def test_each_is_claimed_once_and_the_rest_removed():
     make, made = a_maker()
     removed: list[Link] = []
-    pool = LinkPool(make, removed.append, 3)
+    pool = Pool(make, removed.append, 3)
     pool.wait()
     assert pool.num_ready() == 3
     claimed = [pool.claim() for _ in range(5)]
@@ -40,7 +40,7 @@ def test_each_is_claimed_once_and_the_rest_removed():
 
 def test_nothing_is_made_ahead_where_none_is_kept():
     make, made = a_maker()
-    pool = LinkPool(make, lambda link: None, 0)
+    pool = Pool(make, lambda link: None, 0)
     pool.wait()
     assert made == []
     assert pool.claim() is made[0]
@@ -51,7 +51,7 @@ def test_what_cannot_be_made_ahead_is_the_claimers_error():
     def fail() -> Link:
         raise CapacityError("no free address")
 
-    pool = LinkPool(fail, lambda link: None, 2)
+    pool = Pool(fail, lambda link: None, 2)
     pool.wait()
     with pytest.raises(CapacityError, match="no free address"):
         pool.claim()
@@ -60,7 +60,7 @@ def test_what_cannot_be_made_ahead_is_the_claimers_error():
 
 def test_many_threads_claim_different_ones():
     make, _ = a_maker()
-    pool = LinkPool(make, lambda link: None, 4)
+    pool = Pool(make, lambda link: None, 4)
     claimed: list[Link] = []
     threads = [threading.Thread(target=lambda: claimed.append(pool.claim())) for _ in range(16)]
     for thread in threads:

@@ -1,44 +1,46 @@
-"""Links made ahead of need: making one takes many times as long as all the rest of a sandbox's network."""
+"""Things made ahead of need: links, writable layers. Making one takes longer than a create may."""
 
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Generic, TypeVar
 
 from protocol.errors import DockyardError
-from sandbox.egress.links import Link
+
+T = TypeVar("T")
 
 
-class LinkPool:
-    """Keeps up to `size` links in stock. Each is claimed once, serves one sandbox and is removed by whoever
-    claimed it. Thread-safe."""
+class Pool(Generic[T]):
+    """Keeps up to `size` things in stock. Each is claimed once, serves one sandbox and is removed by whoever
+    claimed it. Thread-safe; `make` and `remove` are called on any thread."""
 
-    def __init__(self, make: Callable[[], Link], remove: Callable[[Link], None], size: int) -> None:
+    def __init__(self, make: Callable[[], T], remove: Callable[[T], None], size: int) -> None:
         self._make, self._remove, self._size = make, remove, size
         self._lock = threading.Lock()  # guards what follows
-        self._stock: deque[Link] = deque()
+        self._stock: deque[T] = deque()
         self._filler: threading.Thread | None = None
         self._closed = False
 
-    def claim(self) -> Link:
+    def claim(self) -> T:
         """One from stock, else a new one. Raises what making one raises."""
         with self._lock:
-            link = self._stock.popleft() if self._stock else None
+            ready = [self._stock.popleft()] if self._stock else []
         self.fill()
-        return link or self._make()
+        return ready[0] if ready else self._make()
 
     def fill(self) -> None:
         """Starts to make what is missing, in the background."""
         with self._lock:
             if self._closed or self._filler is not None or len(self._stock) >= self._size:
                 return
-            filler = threading.Thread(target=self._fill, name="link pool", daemon=True)
+            filler = threading.Thread(target=self._fill, name="sandbox pool", daemon=True)
             with suppress(RuntimeError):  # no thread is free: then nothing is made ahead
                 filler.start()
                 self._filler = filler
 
     def num_ready(self) -> int:
-        """Links in stock."""
+        """How many are in stock."""
         with self._lock:
             return len(self._stock)
 
@@ -63,11 +65,11 @@ class LinkPool:
     def _fill(self) -> None:
         while self._is_wanted():
             try:
-                link = self._make()
+                one = self._make()
             except (DockyardError, OSError):
                 break  # whoever claims the next makes it by himself, and hears why that fails
             with self._lock:
-                self._stock.append(link)
+                self._stock.append(one)
         with self._lock:
             self._filler = None
 

@@ -1,0 +1,208 @@
+"""From an order to a sandbox that runs: what holds, what it owns, how it is launched."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from protocol.ids import new_id
+from sandbox import cgroups
+from sandbox.egress.service import shared_egress
+from sandbox.errors import InvalidArgument, UnsupportedError
+from sandbox.images import Image, prepare_image
+from sandbox.launcher import Handed, Launched, launch
+from sandbox.layers.choice import choose
+from sandbox.limits import LimitName, Limits, settle
+from sandbox.orders import Order
+from sandbox.ownership import Ownership
+from sandbox.places import INIT_BINARY
+from sandbox.policy import Policy, Protection, apparmor, apparmor_profiles, landlock
+from sandbox.policy.apparmor import Profile
+from sandbox.snapshots import FIRST_ID, Content, Snapshot
+from sandbox.substrates import find_substrate
+from sandbox.substrates.base import HOSTNAME, UIDS_A_SANDBOX, Blueprint, LaunchPlan
+
+# Uids that no distribution hands out to people or services, and that nspawn uses for the same purpose.
+_FIRST_UID, _LAST_UID = 0x00080000, FIRST_ID
+_LIMITED_WITHOUT_CGROUPS: frozenset[LimitName] = frozenset({"pids", "disk"})  # by rlimit, by tmpfs
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """What a sandbox really is: effective values, after defaults and what the host can do."""
+
+    id: str
+    image: str
+    substrate: str
+    limits: Limits
+    policy: Policy
+    labels: Mapping[str, str]
+    profile: str | None = None  # of AppArmor
+    lacking: tuple[Protection, ...] = ()  # what this host does not have of what sandboxes get elsewhere
+    hostname: str = HOSTNAME
+    made_from: str = ""  # name of a snapshot, or id of the sandbox that it is a fork of
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A sandbox that runs. The receiver owns all of it."""
+
+    order: Order
+    info: SandboxInfo
+    image: Image
+    ownership: Ownership
+    launched: Launched
+    first_id: int  # of its ids on the host
+
+    def give_back(self) -> None:
+        """Ends it where nobody has taken it over."""
+        self.launched.control.close()  # upon which init ends, and the launcher with it
+        self.ownership.release(self.launched.process)
+
+
+def make(order: Order, content: Content | None) -> Made:
+    """Blocks until its init has said hello, some ten milliseconds. `content` is what its layer has in it at
+    first. Raises InvalidArgument, UnsupportedError, CapacityError, StartError or OSError, and then leaves
+    nothing behind."""
+    state, rules = order.state_dir, order.policy
+    find_substrate(order.substrate).check(privileged=_is_privileged(), runtime=order.runtime)
+    if "landlock" in rules.protections:
+        landlock.check()
+    network = rules.first_network
+    uplink = None if network is None else order.egress or shared_egress(state)
+    hierarchies = cgroups.find_hierarchies()
+    profile = _profile(rules, state)
+    info = SandboxInfo(
+        id=new_id("sbx"),
+        image=order.image,
+        substrate=order.substrate,
+        limits=settle(
+            order.limits,
+            cgroups.enforceable(hierarchies) | _LIMITED_WITHOUT_CGROUPS,
+            (*cgroups.gaps(hierarchies), *(f"{name} is off, as asked" for name in sorted(rules.without))),
+            choose(order.limits.layer, state),
+        ),
+        policy=rules,
+        labels=MappingProxyType(dict(order.labels)),
+        profile=profile.name if profile is not None else None,
+        lacking=("apparmor",) if "apparmor" in rules.protections and profile is None else (),
+        hostname=order.hostname,
+        made_from="" if content is None else content.about.name or content.about.sandbox_id,
+    )
+    if content is not None:
+        _check_content(content.about, info)
+    prepared = prepare_image(order.image, state_dir=state, init=INIT_BINARY, toolkit=order.toolkit)
+    first_id = _fresh_uid() if _is_privileged() else 0
+    plan = _plan(order, info, prepared, hierarchies, first_id)
+    ownership = Ownership(
+        info.id,
+        state_dir=state,
+        substrate=order.substrate,
+        groups=cgroups.plan_groups(hierarchies, cgroups.state_key(state), info.id),
+        all_hierarchies=plan.all_hierarchies,
+        profile=profile,
+    )
+    launched: Launched | None = None
+    try:
+        ownership.create(info.limits)
+        handed = Handed(
+            network=ownership.connect(uplink, network) if uplink and network else None,
+            layer=ownership.layer.mount,
+            content=None if content is None else content.directory,
+            content_ids=0 if content is None else content.first_id,
+        )
+        launched = launch(INIT_BINARY, plan, sandbox_id=info.id, handed=handed)
+        ownership.note_processes(launched)
+        return Made(order, info, prepared, ownership, launched, first_id)
+    except BaseException:
+        if launched is not None:
+            launched.control.close()  # upon which init ends, and the launcher with it
+        ownership.release(launched.process if launched is not None else None)
+        raise
+
+
+def _plan(
+    order: Order,
+    info: SandboxInfo,
+    image: Image,
+    hierarchies: tuple[cgroups.Hierarchy, ...],
+    first_id: int,
+) -> LaunchPlan:
+    groups = cgroups.plan_groups(hierarchies, cgroups.state_key(order.state_dir), info.id)
+    blueprint = Blueprint(
+        id=info.id,
+        image=image,
+        limits=info.limits,
+        owner_uid=first_id,
+        privileged=_is_privileged(),
+        cgroups=tuple(group.path for group in groups),
+        pids_by_rlimit="pids" not in cgroups.enforceable(hierarchies),
+        protections=info.policy.protections,
+        profile=info.profile,
+        hide_unified=_second_version(hierarchies),
+        runtime=order.runtime,
+        hostname=info.hostname,
+    )
+    return find_substrate(info.substrate).plan(blueprint)
+
+
+def _profile(rules: Policy, state_dir: Path) -> Profile | None:
+    """None without AppArmor. Raises UnsupportedError where the policy needs it."""
+    if "apparmor" not in rules.protections:
+        return None
+    if apparmor_profiles.is_available():
+        scope = cgroups.state_key(state_dir)
+        return apparmor.profile(scope, protected=rules.protected, hidden=rules.hidden)
+    if rules.protected or rules.hidden:
+        raise UnsupportedError(
+            "protected and hidden places need AppArmor, which this host or user does not have",
+            hint="run as root on a kernel with `apparmor` in its `lsm=` list and apparmor_parser installed",
+        )
+    return None
+
+
+def _is_privileged() -> bool:
+    return os.geteuid() == 0
+
+
+def _fresh_uid() -> int:
+    """A range of its own for each sandbox, so that one cannot signal or trace another from outside. Drawn,
+    not booked: beside 999 live sandboxes, one more meets the range of another with a chance of 1 in 29."""
+    num_ranges = (_LAST_UID - _FIRST_UID) // UIDS_A_SANDBOX
+    return _FIRST_UID + UIDS_A_SANDBOX * secrets.randbelow(num_ranges)
+
+
+def _second_version(hierarchies: tuple[cgroups.Hierarchy, ...]) -> Path | None:
+    """Root of the version 2 tree where there are version 1 trees too."""
+    if all(each.version == 2 for each in hierarchies):
+        return None
+    return next((each.root for each in hierarchies if each.version == 2), None)
+
+
+def _check_content(content: Snapshot, info: SandboxInfo) -> None:
+    """Before anything is made: whether it is for such a sandbox and fits into it."""
+    name = content.name or f"of {content.sandbox_id}"
+    for field in ("image", "substrate"):
+        if getattr(content, field) != getattr(info, field):
+            raise InvalidArgument(
+                f"{field}={getattr(info, field)!r}, and snapshot {name} is of {field} "
+                f"{getattr(content, field)!r}",
+                hint=f"create it with {field}={getattr(content, field)!r}",
+            )
+    if not content.name:
+        return  # a fork's, whose limits are those of its origin
+    limits = info.limits
+    if content.content_bytes > limits.disk_bytes or content.entries > limits.disk_inodes:
+        raise InvalidArgument(
+            f"snapshot {name} has {content.content_bytes >> 20} MiB in {content.entries} files, and disk_mb="
+            f"{limits.disk_bytes >> 20} holds less",
+            hint="create it with a larger disk_mb",
+        )
+    in_memory = limits.layer == "memory" and limits.memory_bytes is not None
+    if in_memory and content.content_bytes > (limits.memory_bytes or 0):
+        raise InvalidArgument(
+            f"snapshot {name} has {content.content_bytes >> 20} MiB, more than all of the sandbox's memory",
+            hint="create it with a larger memory_mb, or with layer='disk'",
+        )

@@ -1,0 +1,56 @@
+"""What a caller orders: everything that makes one sandbox another than the next. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from sandbox.egress.service import Egress
+from sandbox.errors import InvalidArgument
+from sandbox.limits import Asked
+from sandbox.policy import Policy
+from sandbox.substrates.base import HOSTNAME
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Arguments of `Sandbox.create` after defaults; equal orders make equal sandboxes."""
+
+    image: str
+    substrate: str
+    policy: Policy
+    limits: Asked
+    labels: tuple[tuple[str, str], ...]
+    state_dir: Path
+    toolkit: Path
+    runtime: str | None = None
+    egress: Egress | None = None
+    snapshot: str | None = None
+    hostname: str = HOSTNAME
+
+
+def checked_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """In the order of their names. InvalidArgument for what is not text."""
+    for name, value in labels.items():
+        if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(f"labels: {name!r}={value!r} is not text")
+    return tuple(sorted(labels.items()))
+
+
+def difference(first: Order, second: Order) -> str:
+    """The first argument in which they differ, with both values where those are short; empty for equals."""
+    for (name, before), (_, after) in zip(_arguments(first), _arguments(second), strict=True):
+        if before != after:
+            plain = isinstance(before, _PLAIN) and isinstance(after, _PLAIN)
+            return f"{name}={after!r}, which was {before!r}" if plain else f"another {name}"
+    return ""
+
+
+_PLAIN = (str, int, float, Path, type(None))
+
+
+def _arguments(order: Order) -> Iterator[tuple[str, object]]:
+    for each in fields(order):
+        if each.name != "limits":
+            yield each.name, getattr(order, each.name)
+    for each in fields(order.limits):
+        yield each.name, getattr(order.limits, each.name)

@@ -1,0 +1,223 @@
+"""Snapshots: the content of a writable layer, kept outside of any sandbox until somebody deletes it.
+
+STATE_DIR/snapshots/NAME has `tree`, the layer as an overlay keeps it, and `about.json`. One appears as a
+whole, under its name, when all of it is there; a draft whose maker has died is a leftover. Ids in the tree
+are those of a range that no sandbox gets, so that what a sandbox has made belongs to nobody on the host; and
+only the owner of the state directory can enter it.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError
+from sandbox.host_tree import remove_tree
+from sandbox.places import INIT_BINARY, default_state_dir
+
+FIRST_ID = 0x6FFF0000  # of all trees; sandboxes get lower ones
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TOO_MUCH = 3  # status of a copy that has reached its limit
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One that is there. `content_bytes` counts data, not holes."""
+
+    name: str
+    image: str  # the image and substrate of the sandbox, and of those that can be made of it
+    substrate: str
+    content_bytes: int
+    entries: int
+    made_at_s: float  # of the epoch
+    sandbox_id: str  # whose layer it was
+    state_dir: Path = field(repr=False)
+
+    def delete(self) -> bool:
+        """See `Snapshots.delete`."""
+        return Snapshots(self.state_dir).delete(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a new sandbox's layer has in it at first."""
+
+    directory: int  # descriptor
+    first_id: int
+    about: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A layer that is to be copied, and what is to be said of the copy."""
+
+    sandbox_id: str
+    image: str
+    substrate: str
+    directory: Path
+    first_id: int  # of the sandbox's ids
+
+
+class Snapshots:
+    """Those of one state directory. Any number of processes may use it."""
+
+    def __init__(self, state_dir: Path | str | None = None) -> None:
+        self._state_dir = Path(state_dir).absolute() if state_dir is not None else default_state_dir()
+        self._directory = self._state_dir / "snapshots"
+
+    def list(self) -> tuple[Snapshot, ...]:
+        """All, by name."""
+        places = sorted(self._directory.iterdir()) if self._directory.is_dir() else []
+        found = [self._load(place) for place in places if _NAME.fullmatch(place.name)]
+        return tuple(each for each in found if each is not None)
+
+    def get(self, name: str) -> Snapshot:
+        """The one of that name. InvalidArgument where there is none."""
+        found = self._load(self._directory / name) if _NAME.fullmatch(name) else None
+        if found is None:
+            known = ", ".join(each.name for each in self.list()[:8]) or "none"
+            raise InvalidArgument(f"snapshot={name!r} is not there", hint=f"there are: {known}")
+        return found
+
+    def delete(self, name: str) -> bool:
+        """Removes it, once no create reads it any more (milliseconds). False when there is none."""
+        doomed = self._draft_path()
+        try:
+            (self._directory / _checked(name)).rename(doomed)
+        except FileNotFoundError:
+            return False
+        with suppress(InvalidArgument), _open_tree(doomed) as fd:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        remove_tree(doomed)
+        return True
+
+    def keep(self, source: Source, name: str, *, max_bytes: int) -> Snapshot:
+        """Copies a layer that does not change meanwhile, and keeps it under that name; blocks for as long as
+        the copy takes. InvalidArgument for a name that is taken, FileTooLarge beyond `max_bytes`,
+        CapacityError where the disk is full. Nothing is kept of one that failed."""
+        place = self._directory / _checked(name)
+        if place.exists():
+            raise _taken(name)
+        with self._copied(source, name, max_bytes) as (draft, about):
+            try:
+                draft.rename(place)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise _taken(name) from None
+                raise
+        return about
+
+    @contextmanager
+    def borrowed(self, source: Source, *, max_bytes: int) -> Generator[Content]:
+        """A copy without a name, for as long as the block runs."""
+        with self._copied(source, "", max_bytes) as (draft, about), _open_tree(draft) as fd:
+            yield Content(fd, _first_id(), about)
+
+    @contextmanager
+    def opened(self, name: str) -> Generator[Content]:
+        """One of those kept, which stays while the block runs. InvalidArgument where there is none."""
+        about = self.get(name)
+        with _open_tree(self._directory / name) as fd:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if not _is_at(fd, self._directory / name / "tree"):  # or a create reads half of it
+                raise InvalidArgument(f"snapshot={name!r} was deleted meanwhile")
+            yield Content(fd, _first_id(), about)
+
+    @contextmanager
+    def _copied(self, source: Source, name: str, max_bytes: int) -> Generator[tuple[Path, Snapshot]]:
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = Path(tempfile.mkdtemp(prefix=_draft_prefix(), dir=self._directory))
+        try:
+            (draft / "tree").mkdir()
+            content_bytes, entries = _copy(source, draft / "tree", max_bytes)
+            about = Snapshot(
+                name, source.image, source.substrate, content_bytes, entries, time.time(), source.sandbox_id,
+                self._state_dir,
+            )  # fmt: skip
+            fields = {key: value for key, value in asdict(about).items() if key not in ("name", "state_dir")}
+            (draft / "about.json").write_text(json.dumps(fields))
+            yield draft, about
+        finally:
+            if draft.exists():
+                remove_tree(draft)
+
+    def _draft_path(self) -> Path:
+        return self._directory / f"{_draft_prefix()}{secrets.token_hex(6)}"
+
+    def _load(self, path: Path) -> Snapshot | None:
+        try:
+            fields = json.loads((path / "about.json").read_text())
+            return Snapshot(name=path.name, state_dir=self._state_dir, **fields)
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, TypeError):
+            return None
+
+
+def _copy(source: Source, target: Path, max_bytes: int) -> tuple[int, int]:
+    """Bytes and entries copied. Who is asked for more memory or patience is the program that copies."""
+    words = [str(INIT_BINARY), "copy", str(source.directory), str(target)]
+    words += [str(source.first_id), str(_first_id()), str(max_bytes)]
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode == 0:
+        content_bytes, entries = map(int, done.stdout.split())
+        return content_bytes, entries
+    said = done.stderr.strip().removeprefix("dockyard-init: ")
+    if done.returncode == _TOO_MUCH:
+        raise FileTooLarge(
+            f"the layer of sandbox {source.sandbox_id} has {said}", path="/", number=errno.EFBIG,
+            hint="allow more with max_mb, or remove something in the sandbox", sandbox_id=source.sandbox_id,
+        )  # fmt: skip
+    free = shutil.disk_usage(target).free
+    if os.strerror(errno.ENOSPC) in said or os.strerror(errno.EDQUOT) in said:
+        hint = f"{target.parents[2]} has {free >> 20} MiB free; delete snapshots or make room"
+        raise CapacityError(f"copying the layer: {said}", hint=hint, sandbox_id=source.sandbox_id)
+    raise SandboxError(f"copying the layer: {said}", sandbox_id=source.sandbox_id)
+
+
+@contextmanager
+def _open_tree(place: Path) -> Generator[int]:
+    try:
+        fd = os.open(place / "tree", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise InvalidArgument(f"snapshot={place.name!r} was deleted meanwhile") from None
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _first_id() -> int:
+    """An ordinary user has one id, inside and outside."""
+    return FIRST_ID if os.geteuid() == 0 else 0
+
+
+def _draft_prefix() -> str:
+    return f".draft-{os.getpid()}-"
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"snapshot name {name!r}", hint="use letters, digits, '.', '_' and '-', 64 at most"
+        )
+    return name
+
+
+def _taken(name: str) -> InvalidArgument:
+    return InvalidArgument(f"snapshot {name!r} is there already", hint="delete it, or use another name")
