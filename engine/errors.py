@@ -5,6 +5,7 @@ DockyardError
 │   ├── UnknownModel        a name that is neither built in nor a path
 │   ├── BrokenModelFile     a file that cannot be what it says: truncated, foreign, a tensor missing
 │   ├── InvalidRequest      a request that this model cannot serve; the gateway answers 400
+│   │   └── GrammarStuck    an output that its grammar lets neither go on nor end
 │   └── BrokenHandoff       a KV hand-off of another version, model or checksum
 └── ResourceShortage
     └── Overloaded          the queue is full; the gateway answers 429
@@ -25,6 +26,9 @@ class InvalidRequest(InvalidInput):
     def __init__(self, message: str, *, parameter: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.parameter = parameter
+
+
+class GrammarStuck(InvalidRequest): ...
 
 
 class BrokenHandoff(InvalidInput): ...
