@@ -13,15 +13,16 @@ from engine.cache.block_pool import BlockPool, PoolStatistics
 from engine.chat.text_stream import TextStream
 from engine.chat.tokenizer import ChatTokenizer
 from engine.config import EngineConfig
-from engine.errors import InvalidRequest, Overloaded
+from engine.errors import GrammarStuck, InvalidRequest, Overloaded
 from engine.handoff import Handoff, adopt, hand_over
 from engine.model.base import ChunkRows, Model
 from engine.model.registry import load_model
 from engine.request import FinishReason, Request, Sequence, Stages
-from engine.sampling.sampler import choose
+from engine.sampling.step_sampler import StepSampler
 from engine.scheduler.scheduler import Chunk, Scheduler, SchedulerStatistics
 from protocol.clock import Clock, SystemClock
 from protocol.sampling import SamplingParams
+from protocol.sampling_reply import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,14 @@ class TokenOutput:
     finish_reason: FinishReason | None
     stages: Stages
     num_cached: int
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     tokens: list[TokenOutput] = field(default_factory=list[TokenOutput])
     handoffs: list[Handoff] = field(default_factory=list[Handoff])
+    failed: list[tuple[str, InvalidRequest]] = field(default_factory=list[tuple[str, InvalidRequest]])
     num_rows: int = 0
 
 
@@ -77,6 +80,9 @@ class Engine:
             salt=self.fingerprint.encode(),
         )  # fmt: skip
         self._eos_ids = self.model.eos_ids
+        self.sampler = StepSampler(
+            self.model.vocabulary, self._eos_ids, lambda: self.model.tokenizer().token_bytes()
+        )
         self._sequences: dict[str, Sequence] = {}
         self._steps = self._rows = 0
 
@@ -107,6 +113,7 @@ class Engine:
     def abort(self, request_id: str) -> bool:
         """Forget a request and free what it held; False where it is not here (any more)."""
         sequence = self._sequences.pop(request_id, None)
+        self.sampler.forget(request_id)
         if sequence is not None:
             self._scheduler.remove(sequence)
         return sequence is not None
@@ -158,6 +165,12 @@ class Engine:
         self._scheduler.check_integrity()
         queued = {s.id for s in (*self._scheduler.waiting, *self._scheduler.running)}
         assert queued == self._sequences.keys(), "a sequence is neither waiting nor running"
+        self.sampler.check_integrity(queued)
+
+    def close(self) -> None:
+        """End what the engine has started beside itself: threads of the model, the grammars' process."""
+        self.sampler.close()
+        self.model.close()
 
     def _validate(self, request: Request) -> None:
         sampling, prompt = request.sampling, len(request.prompt_ids)
@@ -176,6 +189,7 @@ class Engine:
             raise InvalidRequest(
                 f"a token id lies outside the vocabulary of {vocabulary}", parameter="prompt_ids"
             )
+        self.sampler.check(sampling)
 
     def _enqueue(self, sequence: Sequence) -> None:
         if sequence.id in self._sequences:
@@ -216,7 +230,19 @@ class Engine:
             if not completes:
                 continue
             index = sequence.num_generated
-            sequence.token_ids.append(choose(next(rows), sequence.request.sampling, index))
+            try:
+                choice = self.sampler.choose(
+                    next(rows),
+                    sequence.id,
+                    sequence.request.sampling,
+                    sequence.token_ids,
+                    sequence.num_prompt,
+                )
+            except GrammarStuck as error:
+                result.failed.append((sequence.id, error))
+                self.abort(sequence.id)
+                continue
+            sequence.token_ids.append(choice.token_id)
             if index == 0:
                 sequence.stages = replace(sequence.stages, prefilled_ns=now)
             reason = sequence.next_finish(self._eos_ids)
@@ -228,6 +254,7 @@ class Engine:
                     reason,
                     sequence.stages,
                     sequence.num_cached,
+                    choice.logprobs,
                 )
             )
             if reason is None and self.config.role == "prefill":
