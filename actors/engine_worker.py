@@ -48,6 +48,16 @@ class _Call:
     done: "Future[Any]"
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """The grammar of a request has been compiled, or found to be none."""
+
+    submit: Submit
+
+
+_Message = Submit | Abort | _Gone | _Call | _Compiled
+
+
 class EngineWorker:
     """The engine's thread owns the engine; every other thread talks to it through the inbox.
 
@@ -60,13 +70,14 @@ class EngineWorker:
         """Blocks until the model is loaded; raises as `Engine`."""
         self._hand_over = hand_over
         self._clock = SystemClock()
-        self._inbox: queue.SimpleQueue[Submit | Abort | _Gone | _Call | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         self._server = TokenServer(
             socket_path, self._inbox.put, lambda client: self._inbox.put(_Gone(client))
         )
         self._gate = threading.Lock()  # between `call` and the end of the loop
         self._ended = ""  # why no call is answered any more
         self._owned: set[str] = set()  # requests whose client waits for this worker
+        self._num_compiling = 0  # requests of them that wait for their grammar, and are not queued yet
         # Requests, and clients, that were given up while a hand-off of theirs may have been on its way.
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
         self._pace = 1.0
@@ -88,12 +99,15 @@ class EngineWorker:
         self._inbox.put(None)
         self._thread.join()
         self._server.stop()
+        self.engine.close()
 
     def adopt(self, handoff: Handoff) -> None:
         """Take over a request, unless its client has given it up meanwhile. Blocks until it is queued.
 
         Raises BrokenHandoff, Overloaded, InvalidRequest, WorkerFailed.
         """
+        if (structure := handoff.header.sampling.structure) is not None:
+            self.engine.sampler.grammars.compile(structure)  # here, not between two steps
         self.call(lambda: self._adopt(handoff))
 
     def call(self, function: Callable[[], Any]) -> Any:
@@ -112,7 +126,9 @@ class EngineWorker:
         """Tell the client why its request ends here, or on its way to a decode worker. Any thread."""
         match error:
             case Overloaded():
-                failed = Failed(request_id, "overloaded", str(error))
+                failed = Failed(
+                    request_id, "overloaded", str(error), retry_after_s=getattr(error, "retry_after_s", 0.0)
+                )
             case InvalidRequest():
                 failed = Failed(request_id, "invalid", str(error), error.parameter)
             case _:
@@ -176,12 +192,14 @@ class EngineWorker:
             self._handle(message)
             block = False
 
-    def _handle(self, message: Submit | Abort | _Gone | _Call) -> None:
+    def _handle(self, message: _Message) -> None:
         match message:
             case Submit():
                 self._submit(message)
             case Abort(request_id=request_id):
                 self._withdraw(request_id)
+            case _Compiled(submit=submit):
+                self._add_compiled(submit)
             case _Gone(client=client):
                 for request_id in [owned for owned in self._owned if owned.startswith(f"{client}/")]:
                     self._withdraw(request_id)
@@ -190,6 +208,24 @@ class EngineWorker:
                 _resolve(function, done)
 
     def _submit(self, message: Submit) -> None:
+        """Queue a request, after its grammar has been compiled in another thread: it may take seconds."""
+        structure = message.sampling.structure
+        if structure is None or self.engine.sampler.grammars.is_known(structure):
+            self._add(message)
+        elif self._num_compiling >= self.engine.config.max_waiting:
+            self.refuse(message.request_id, Overloaded("too many grammars wait to be compiled"))
+        else:
+            self._num_compiling += 1
+            self._owned.add(message.request_id)
+            self.engine.sampler.grammars.prepare(structure, lambda: self._inbox.put(_Compiled(message)))
+
+    def _add_compiled(self, message: Submit) -> None:
+        self._num_compiling -= 1
+        if message.request_id in self._owned:  # nobody has given it up meanwhile
+            self._owned.discard(message.request_id)
+            self._add(message)
+
+    def _add(self, message: Submit) -> None:
         try:
             request = Request(message.request_id, message.prompt_ids, message.sampling, message.priority)
             self.engine.add(request, message.arrived_ns)
@@ -222,6 +258,9 @@ class EngineWorker:
         for output in result.tokens:
             if output.finish_reason is not None:
                 self._owned.discard(output.request_id)
+        for request_id, error in result.failed:
+            self._owned.discard(request_id)
+            self.refuse(request_id, error)
         for handoff in result.handoffs:
             self._owned.discard(handoff.header.request_id)
             self._give(handoff)
@@ -257,5 +296,5 @@ def _tokens(output: TokenOutput, now: int) -> Tokens:
     return Tokens(
         output.request_id, output.index, output.token_ids, output.finish_reason,
         stages.arrived_ns, stages.scheduled_ns, stages.prefilled_ns, stages.adopted_ns, now,
-        output.num_cached,
+        output.num_cached, (output.logprobs,) if output.logprobs is not None else (),
     )  # fmt: skip

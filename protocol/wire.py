@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from protocol.sampling import SamplingParams
+from protocol.sampling_reply import TokenLogprobs
 
 MAX_FRAME_BYTES = 16 << 20
 FailureCode = Literal["invalid", "overloaded", "lost", "internal"]
@@ -50,6 +51,7 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     adopted_ns: int
     produced_ns: int
     num_cached: int
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of these tokens, where the request asks for them
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -59,6 +61,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     code: FailureCode
     message: str
     parameter: str = ""
+    retry_after_s: float = 0.0  # where it is overloaded: when to try again, 0 where nobody knows
 
 
 FromEngine = Tokens | Failed

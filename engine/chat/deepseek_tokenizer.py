@@ -32,6 +32,9 @@ class MarkupTokenizer(ChatTokenizer):
         shown = [index for index in ids if index not in self._hidden]
         return self._plain.decode(shown, skip_special_tokens=False)
 
+    def _is_hidden(self, index: int) -> bool:
+        return index in self._hidden
+
 
 def load_tokenizer(checkpoint: Path) -> ChatTokenizer:
     """The tokenizer of a checkpoint's folder. Raises BrokenModelFile.

@@ -1,4 +1,4 @@
-"""Bias, penalties, minimum length and grammar masks: each by its definition, none where it is not asked for."""
+"""Bias, penalties, minimum length, grammar masks: each by its definition, none where it is not asked for."""
 
 import numpy as np
 import pytest

@@ -19,7 +19,7 @@ def errors() -> Iterator[DockyardError]:
     for module in (protocol.errors, engine.errors):
         for kind in vars(module).values():
             if isinstance(kind, type) and issubclass(kind, DockyardError):
-                extra = {"parameter": "n"} if kind is InvalidRequest else {}
+                extra = {"parameter": "n"} if issubclass(kind, InvalidRequest) else {}
                 yield kind("what is wrong", hint="the way out", **extra)
     yield WorkerFailed("gone", hint="wait")
     yield RequestFailed(Failed("r", "overloaded", "later", "n"))

@@ -1,0 +1,125 @@
+"""The engine's end of the process that compiles grammars: starts it, asks it, outlives it."""
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import InvalidRequest
+from protocol.sampling import Structure
+
+_PROGRAM = Path(__file__).with_name("grammar_process.py")
+_OBJECT = '{"type": "object", "additionalProperties": true}'
+_ORIGIN = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # where in the library's source an error comes from
+
+
+@dataclass(frozen=True, slots=True)
+class CompileLimits:
+    """Of one grammar. The defaults leave room for schemas of some hundred properties."""
+
+    source_bytes: int = 128 << 10
+    seconds: float = 5.0
+    memory_bytes: int = 1 << 30
+    grammar_bytes: int = 32 << 20  # as it crosses to the engine
+    start_s: float = 60.0  # for the process to be up
+
+
+class GrammarCompiler:
+    """One process, started at the first grammar and again after one that it did not survive.
+
+    Not thread-safe. Use `close`; without it the process ends with its owner's, whose pipe it reads.
+    """
+
+    def __init__(self, tokenizer: str, limits: CompileLimits) -> None:
+        """`tokenizer`: xgrammar's TokenizerInfo, serialised."""
+        self._tokenizer, self._limits = tokenizer, limits
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def compile(self, structure: Structure) -> str:
+        """The compiled grammar, serialised. Raises InvalidRequest; blocks for at most the limits' times."""
+        kind, source = structure.kind, structure.source
+        if kind == "json_object":
+            kind, source = "json_schema", _OBJECT
+        deadline = self._start(structure)
+        self._send({"kind": kind, "source": source})
+        answer = self._receive(structure, deadline)
+        if "error" in answer:
+            raise refused(structure, _cause(answer["error"]))
+        return answer["grammar"]
+
+    def close(self) -> None:
+        """End the process. Blocks until it has ended."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _start(self, structure: Structure) -> float:
+        """Bring the process up. The time until which a grammar sent now may take."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+            limits = {"seconds": self._limits.seconds, "memory_bytes": self._limits.memory_bytes}
+            self._send({"tokenizer": self._tokenizer, **limits})
+            self._receive(structure, time.monotonic() + self._limits.start_s)
+        return time.monotonic() + self._limits.seconds + 1.0  # the process itself ends a moment earlier
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        body = json.dumps(message).encode()
+        with suppress(BrokenPipeError):  # what it has to say about that is read next
+            self._process.stdin.write(len(body).to_bytes(8, "big") + body)
+            self._process.stdin.flush()
+
+    def _receive(self, structure: Structure, deadline: float) -> dict[str, Any]:
+        try:
+            length = int.from_bytes(self._read(8, deadline), "big")
+            if length <= self._limits.grammar_bytes:
+                return json.loads(self._read(length, deadline))
+            cause = f"compiled it takes {length} bytes, more than {self._limits.grammar_bytes}"
+        except TimeoutError:
+            cause = f"it takes more than {self._limits.seconds:g} s to compile"
+        except EOFError:
+            cause = f"it takes more than {self._limits.seconds:g} s or too much memory to compile"
+        self.close()
+        raise refused(structure, cause, "use a simpler one: fewer properties, repetitions and alternatives")
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        """Raises TimeoutError, and EOFError where the process has ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        descriptor, parts = self._process.stdout.fileno(), bytearray()
+        while len(parts) < count:
+            ready, _, _ = select.select([descriptor], [], [], max(deadline - time.monotonic(), 0.0))
+            if not ready:
+                raise TimeoutError
+            part = os.read(descriptor, count - len(parts))
+            if not part:
+                raise EOFError
+            parts += part
+        return bytes(parts)
+
+
+def refused(structure: Structure, cause: str, hint: str = "") -> InvalidRequest:
+    """The error of a structure that cannot be compiled: its field, its kind, and why."""
+    return InvalidRequest(
+        f"{structure.field}: the {structure.kind} cannot be compiled: {cause}",
+        parameter=structure.field, hint=hint,
+    )  # fmt: skip
+
+
+def _cause(error: str) -> str:
+    text = _ORIGIN.sub("", error.strip())
+    text = text.partition("The JSON string is:")[0].strip()
+    return text if len(text) <= 300 else f"{text[:300]} …"

@@ -1,0 +1,94 @@
+"""The process that compiles grammars: a program of its own, run by path, which knows only xgrammar.
+
+What a client sends can take a compiler minutes and gigabytes, and nothing inside a process stops it then.
+Each frame is a length (8 bytes, big-endian) and JSON. In: the vocabulary and the limits, then one request a
+grammar. Out: `{"ready": true}`, then `{"grammar": …}` or `{"error": …}` for each request. Ends at the end of
+its input, and by SIGALRM in a compilation that takes too long.
+"""
+
+import json
+import resource
+import signal
+import sys
+from typing import Any, BinaryIO
+
+_MAX_WHITESPACE = 64  # between the parts of JSON: a model may otherwise write line breaks for ever
+
+# xgrammar 0.2.9 writes strings of bounded length as these characters, which lets in control characters, of
+# which no JSON string may have any, and leaves out escapes.
+_LOOSE_CHARACTER = r"[^\"\\\r\n]"
+_JSON_CHARACTER = r"""([^\0-\x1f\"\\] | "\\" ([\"\\/bfnrt] | "u" [A-Fa-f0-9]{4}))"""
+
+
+def main() -> None:
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    start = _read(source)
+    if start is None:
+        return
+    compiler = _compiler(start)
+    _limit_memory(start["memory_bytes"])
+    _write(sink, {"ready": True})
+    while (request := _read(source)) is not None:
+        signal.setitimer(signal.ITIMER_REAL, start["seconds"])
+        answer = _answer(compiler, request)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _write(sink, answer)
+
+
+def _compiler(start: dict[str, Any]) -> Any:
+    import xgrammar  # pyright: ignore[reportMissingTypeStubs]
+
+    tokens = xgrammar.TokenizerInfo.deserialize_json(start["tokenizer"])
+    return xgrammar.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
+
+
+def _answer(compiler: Any, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"grammar": _compile(compiler, request["kind"], request["source"]).serialize_json()}
+    except MemoryError:
+        return {"error": "it takes more memory than a grammar may have"}
+    except Exception as error:  # the library's errors have no root of their own
+        return {"error": str(error)}
+
+
+def _compile(compiler: Any, kind: str, source: str) -> Any:
+    import xgrammar  # pyright: ignore[reportMissingTypeStubs]
+
+    match kind:
+        case "json_schema":
+            grammar = xgrammar.Grammar.from_json_schema(source, max_whitespace_cnt=_MAX_WHITESPACE)
+            return compiler.compile_grammar(_exact(grammar))
+        case "regex":
+            return compiler.compile_regex(source)
+        case "structural_tag":
+            return compiler.compile_grammar(_exact(xgrammar.Grammar.from_structural_tag(source)))
+        case _:
+            return compiler.compile_grammar(source)
+
+
+def _exact(grammar: Any) -> Any:
+    text = str(grammar)
+    return text.replace(_LOOSE_CHARACTER, _JSON_CHARACTER) if _LOOSE_CHARACTER in text else grammar
+
+
+def _limit_memory(more_bytes: int) -> None:
+    """What the process may still ask for."""
+    with open("/proc/self/statm") as statm:  # noqa: PTH123 - nothing but what is needed is imported
+        pages = int(statm.read().split()[0])
+    limit = pages * resource.getpagesize() + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _read(source: BinaryIO) -> dict[str, Any] | None:
+    head = source.read(8)
+    return json.loads(source.read(int.from_bytes(head, "big"))) if len(head) == 8 else None
+
+
+def _write(sink: BinaryIO, message: dict[str, Any]) -> None:
+    body = json.dumps(message).encode()
+    sink.write(len(body).to_bytes(8, "big") + body)
+    sink.flush()
+
+
+if __name__ == "__main__":
+    main()

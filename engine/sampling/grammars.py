@@ -1,0 +1,125 @@
+"""Compiled grammars, each compiled once: by the bytes of its source, bounded by the bytes that they take."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from engine.errors import InvalidRequest
+from engine.sampling.grammar_compiler import CompileLimits, GrammarCompiler, refused
+from engine.sampling.json_schema import check_schema
+from engine.sampling.matcher import GrammarMatcher
+from protocol.sampling import Structure
+
+_Key = tuple[str, str]
+_MAX_CACHE_BYTES = 64 << 20
+_MAX_REFUSALS = 256
+
+
+class Grammars:
+    """Thread-safe. Compiling blocks whoever asks for it; `prepare` has a thread of its own do so.
+
+    xgrammar is imported at the first grammar: it takes half a second, and most engines need none.
+    """
+
+    def __init__(
+        self,
+        tokens: Callable[[], Sequence[bytes]],
+        ends: Collection[int],
+        limits: CompileLimits | None = None,
+    ) -> None:
+        """`tokens`: of each id of the vocabulary its bytes, none where it is never part of text."""
+        self._tokens, self._ends = tokens, sorted(ends)
+        self._limits = limits or CompileLimits()
+        self._lock = threading.Lock()  # around compiling
+        self._compiled: OrderedDict[_Key, Any] = OrderedDict()
+        self._refused: OrderedDict[_Key, str] = OrderedDict()  # why; it is not tried again
+        self._bytes = 0
+        self._vocabulary = 0
+        self._tokenizer: Any = None
+        self._compiler: GrammarCompiler | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    def is_known(self, structure: Structure) -> bool:
+        """Whether `compile` answers at once."""
+        key = _key(structure)
+        return key in self._compiled or key in self._refused
+
+    def compile(self, structure: Structure) -> Any:
+        """The compiled grammar. Raises InvalidRequest that names the field and the cause."""
+        key = _key(structure)
+        if (grammar := self._compiled.get(key)) is not None:
+            return grammar
+        if (cause := self._refused.get(key)) is not None:
+            raise InvalidRequest(cause, parameter=structure.field)
+        with self._lock:
+            if (grammar := self._compiled.get(key)) is None:  # nobody else has compiled it meanwhile
+                grammar = self._compile(structure)
+                self._keep(key, grammar)
+            return grammar
+
+    def prepare(self, structure: Structure, done: Callable[[], None]) -> None:
+        """Compile in another thread, then call `done` there, whatever has come of it."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._thread.submit(self._prepare, structure, done)
+
+    def matcher(self, structure: Structure) -> GrammarMatcher:
+        """At the start of the structure, or of the reasoning before it. Raises as `compile`."""
+        return GrammarMatcher(self.compile(structure), structure, self._vocabulary, self._ends)
+
+    def close(self) -> None:
+        """End the compiling process and thread. Blocks until they have."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        with self._lock:
+            if self._compiler is not None:
+                self._compiler.close()
+
+    def _prepare(self, structure: Structure, done: Callable[[], None]) -> None:
+        try:
+            self.compile(structure)
+        except InvalidRequest:
+            pass  # kept: whoever asks next is told
+        finally:
+            done()
+
+    def _compile(self, structure: Structure) -> Any:
+        try:
+            size = len(structure.source.encode(errors="surrogatepass"))
+            if size > self._limits.source_bytes:
+                raise refused(structure, f"it has {size} bytes, more than {self._limits.source_bytes}")
+            if structure.kind == "json_schema":
+                check_schema(structure)
+            return self._compiled_by_process(structure)
+        except InvalidRequest as error:
+            self._refused[_key(structure)] = str(error)
+            if len(self._refused) > _MAX_REFUSALS:
+                self._refused.popitem(last=False)
+            raise
+
+    def _compiled_by_process(self, structure: Structure) -> Any:
+        import xgrammar  # pyright: ignore[reportMissingTypeStubs]
+
+        if self._compiler is None:
+            tokens = list(self._tokens())
+            self._vocabulary = len(tokens)
+            self._tokenizer = xgrammar.TokenizerInfo(
+                tokens, xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=self._ends
+            )
+            self._compiler = GrammarCompiler(self._tokenizer.serialize_json(), self._limits)
+        serialised = self._compiler.compile(structure)
+        return xgrammar.CompiledGrammar.deserialize_json(serialised, self._tokenizer)
+
+    def _keep(self, key: _Key, grammar: Any) -> None:
+        """Least recently compiled goes first; sequences that follow one keep it alive."""
+        self._compiled[key] = grammar
+        self._bytes += grammar.memory_size_bytes
+        while self._bytes > _MAX_CACHE_BYTES and len(self._compiled) > 1:
+            _, dropped = self._compiled.popitem(last=False)
+            self._bytes -= dropped.memory_size_bytes
+
+
+def _key(structure: Structure) -> _Key:
+    return structure.kind, structure.source

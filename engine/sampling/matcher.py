@@ -1,0 +1,57 @@
+"""Where one sequence stands in its grammar. Shapes: V vocabulary."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.errors import GrammarStuck
+from engine.sampling.adjustments import Allowed
+from protocol.sampling import Structure
+
+
+class GrammarMatcher:
+    """Follows the tokens of one sequence, and knows nothing else: whoever has lost it, by preemption or a
+    hand-off, makes another one and has it follow the tokens so far.
+    """
+
+    def __init__(self, grammar: Any, structure: Structure, vocabulary: int, ends: Collection[int]) -> None:
+        """`grammar`: xgrammar's compiled one, of that structure."""
+        import xgrammar  # pyright: ignore[reportMissingTypeStubs] - takes half a second, most requests need none
+
+        self._matcher: Any = xgrammar.GrammarMatcher(grammar)
+        self._bits: Any = xgrammar.allocate_token_bitmask(1, vocabulary)
+        self._vocabulary = vocabulary
+        self._field, self._begins_after = structure.field, structure.begins_after
+        self._free = np.ones(vocabulary, np.bool_)
+        self._free[list(ends)] = False  # an output that ended in its reasoning would lack the structure
+        self._begun = self._begins_after < 0
+        self.num_followed = 0
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """The next tokens of the output."""
+        for token in token_ids:
+            self._follow(token)
+        self.num_followed += len(token_ids)
+
+    def allowed(self) -> Allowed | None:
+        """[V] of what may come next; None: everything. Raises GrammarStuck."""
+        if not self._begun:
+            return self._free
+        if not self._matcher.fill_next_token_bitmask(self._bits):
+            return None
+        mask = np.unpackbits(self._bits.numpy().view(np.uint8), bitorder="little")[: self._vocabulary]
+        allowed = mask.view(np.bool_)
+        if not allowed.any():
+            raise GrammarStuck(
+                f"{self._field}: the output cannot go on as it must: the vocabulary has no token for it",
+                parameter=self._field,
+            )
+        return allowed
+
+    def _follow(self, token: int) -> None:
+        if self._begun:
+            accepted: bool = self._matcher.accept_token(token)
+            assert accepted, f"token {token} is none that the grammar allowed"
+        elif token == self._begins_after:
+            self._begun = True

@@ -1,0 +1,99 @@
+"""Chooses the tokens of a step, and keeps what sequences in flight need for it from one step to the next."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from engine.sampling.adjustments import needs_past
+from engine.sampling.candidates import Logits
+from engine.sampling.grammars import Grammars
+from engine.sampling.logprobs import logprobs_of
+from engine.sampling.matcher import GrammarMatcher
+from engine.sampling.past import NOTHING, Past
+from engine.sampling.sampler import choose
+from engine.sampling.validation import check_sampling
+from protocol.sampling import SamplingParams
+from protocol.sampling_reply import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`logprobs`: where the request asks for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(slots=True)
+class _Progress:
+    past: Past
+    matcher: GrammarMatcher | None
+
+
+class StepSampler:
+    """Owned by the engine's thread; `grammars` is thread-safe.
+
+    What it keeps of a sequence follows from that sequence's tokens, so it is lost and made again at will:
+    preemption and hand-offs carry none of it.
+    """
+
+    def __init__(
+        self, vocabulary: int, eos_ids: Collection[int], tokens: Callable[[], Sequence[bytes]]
+    ) -> None:
+        """`tokens`: see `Grammars`; asked for at the first grammar."""
+        self._vocabulary = vocabulary
+        self._eos_ids = frozenset(eos_ids)
+        self.grammars = Grammars(lambda: _padded(tokens(), vocabulary), eos_ids)
+        self._progress: dict[str, _Progress] = {}
+
+    def check(self, sampling: SamplingParams) -> None:
+        """Raises InvalidRequest. Blocks to compile a grammar that is not known yet."""
+        check_sampling(sampling, self._vocabulary)
+        if sampling.structure is not None and not sampling.forced_ids:
+            self.grammars.compile(sampling.structure)
+
+    def choose(
+        self, logits: Logits, request_id: str, sampling: SamplingParams, token_ids: Sequence[int], prompt: int
+    ) -> Choice:
+        """The token after `token_ids`, of which the first `prompt` are the prompt."""
+        past, allowed = NOTHING, None
+        if needs_past(sampling) or (sampling.structure is not None and not sampling.forced_ids):
+            progress = self._followed(request_id, sampling, token_ids, prompt)
+            past = progress.past
+            allowed = progress.matcher.allowed() if progress.matcher is not None else None
+        ends = (*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._eos_ids))
+        token = choose(logits, sampling, len(token_ids) - prompt, past, ends=ends, allowed=allowed)
+        if sampling.logprobs < 0:
+            return Choice(token)
+        return Choice(token, logprobs_of(logits, token, sampling.logprobs))
+
+    def forget(self, request_id: str) -> None:
+        """The sequence has ended, or goes on elsewhere."""
+        self._progress.pop(request_id, None)
+
+    def check_integrity(self, request_ids: Iterable[str]) -> None:
+        """Raises AssertionError where something is kept of a sequence that is none of these."""
+        left = self._progress.keys() - set(request_ids)
+        assert not left, f"the sampler keeps the state of {min(left)}, which has ended"
+
+    def close(self) -> None:
+        """End what compiles grammars. Blocks until it has ended."""
+        self.grammars.close()
+
+    def _followed(
+        self, request_id: str, sampling: SamplingParams, token_ids: Sequence[int], prompt: int
+    ) -> _Progress:
+        progress = self._progress.get(request_id)
+        if progress is None:
+            structure = None if sampling.forced_ids else sampling.structure
+            matcher = self.grammars.matcher(structure) if structure is not None else None
+            past = Past.of(token_ids[:prompt]) if needs_past(sampling) else Past.of(())
+            progress = self._progress[request_id] = _Progress(past, matcher)
+        progress.past.extend(token_ids[prompt + progress.past.num_counted :])
+        if progress.matcher is not None:
+            progress.matcher.follow(token_ids[prompt + progress.matcher.num_followed :])
+        return progress
+
+
+def _padded(tokens: Sequence[bytes], vocabulary: int) -> list[bytes]:
+    """Of every id of the model: vocabularies of models are often rounded up."""
+    return [*tokens, *[b""] * (vocabulary - len(tokens))][:vocabulary]

@@ -1,0 +1,140 @@
+"""Sampling through the engine: the same tokens alone, in a batch, preempted, and handed over."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_runs import drain, finish, finish_disaggregated, small_engine
+from tiny_gguf import EOS, byte_ids
+
+from engine import Engine, Request, SamplingParams
+from engine.chat.tokenizer import ChatTokenizer
+from engine.errors import InvalidRequest
+from protocol.sampling import Structure
+
+PROMPT = tuple(byte_ids(b"hello world"))
+PERSON = Structure(
+    "json_schema",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 8},
+                "age": {"type": "integer", "maximum": 99},
+            },
+            "required": ["name", "age"],
+        }
+    ),
+)
+WARM = SamplingParams(max_tokens=40, temperature=1.0, seed=3)
+KINDS = {
+    "penalties": replace(
+        WARM, presence_penalty=0.5, frequency_penalty=0.7, repetition_penalty=1.3, ignore_eos=True
+    ),
+    "bias and min-p": replace(WARM, logit_bias=((30, 4.0), (31, -100.0)), min_p=0.05, min_tokens=30),
+    "schema": replace(WARM, structure=PERSON, max_tokens=80),
+    "regex after reasoning": replace(
+        WARM, structure=Structure("regex", "(ab|cd){5,9}", begins_after=byte_ids(b"#")[0]),
+        logit_bias=((byte_ids(b"#")[0], 6.0),),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path, cpu_library: Path) -> Iterator[Engine]:
+    made = small_engine(tiny_model)
+    yield made
+    made.close()
+
+
+def requests(sampling: SamplingParams) -> list[Request]:
+    """Five of different length and seed."""
+    return [Request(f"r{n}", PROMPT * (n + 1), replace(sampling, seed=n)) for n in range(5)]
+
+
+@pytest.mark.parametrize("sampling", KINDS.values(), ids=KINDS.keys())
+def test_tokens_are_the_same_on_every_path(
+    engine: Engine, tiny_model: Path, sampling: SamplingParams
+) -> None:
+    alone: dict[str, Any] = {}
+    for request in requests(sampling):
+        alone |= finish(engine, [request])
+    assert finish(engine, requests(sampling)) == alone
+    paths = {
+        "preempted": small_engine(tiny_model, kv_cache_bytes=1 << 20, block_tokens=64),
+        "prefill": small_engine(tiny_model, role="prefill"),
+        "decode": small_engine(tiny_model, role="decode"),
+    }
+    try:
+        assert finish(paths["preempted"], requests(sampling)) == alone
+        assert finish_disaggregated(paths["prefill"], paths["decode"], requests(sampling)) == alone
+    finally:
+        for other in paths.values():
+            other.close()
+
+
+def test_preemption_leaves_a_structure_whole(tiny_model: Path, tiny_tokenizer: ChatTokenizer) -> None:
+    engine = small_engine(tiny_model, kv_cache_bytes=1 << 20, block_tokens=64)
+    try:
+        outputs = finish(
+            engine, [Request(f"r{n}", PROMPT, replace(KINDS["schema"], seed=n)) for n in range(40)]
+        )
+        assert engine.statistics().scheduler.preemptions > 0
+    finally:
+        engine.close()
+    for ids in outputs.values():
+        if ids[-1] == EOS:
+            person = json.loads(tiny_tokenizer.decode(ids))
+            assert person.keys() == {"name", "age"}
+            assert person["age"] <= 99
+    assert any(ids[-1] == EOS for ids in outputs.values())
+
+
+def test_logprobs_are_told_of_each_token_where_they_are_asked_for(engine: Engine) -> None:
+    greedy = SamplingParams(max_tokens=6, ignore_eos=True)
+    plain = finish(engine, [Request("r", PROMPT, greedy)])["r"]
+    engine.add(Request("told", PROMPT, replace(greedy, logprobs=3)))
+    engine.add(Request("untold", PROMPT, greedy))
+    found = []
+    while engine.has_work:
+        for output in engine.step().tokens:
+            assert (output.logprobs is None) == (output.request_id == "untold")
+            found += [output.logprobs] if output.logprobs is not None else []
+    assert tuple(entry.token_id for entry in found) == plain
+    for entry in found:
+        assert entry.rank == 1
+        assert len(entry.top) == 3
+        assert (entry.top[0].token_id, entry.top[0].logprob) == (entry.token_id, entry.logprob)
+
+
+def test_a_minimum_length_keeps_the_end_away(engine: Engine) -> None:
+    towards_the_end = SamplingParams(max_tokens=20, logit_bias=((EOS, 100.0),))
+    assert finish(engine, [Request("r", PROMPT, towards_the_end)])["r"] == (EOS,)
+    longer = finish(engine, [Request("r", PROMPT, replace(towards_the_end, min_tokens=7))])["r"]
+    assert longer[-1] == EOS
+    assert longer.index(EOS) == 7
+
+
+def test_a_structure_that_cannot_be_compiled_is_refused_before_anything_is_queued(engine: Engine) -> None:
+    bad = SamplingParams(structure=Structure("regex", "a(b", field="structured_outputs.regex"))
+    with pytest.raises(
+        InvalidRequest, match=re.escape("structured_outputs.regex: the regex cannot")
+    ) as refused:
+        engine.add(Request("r", PROMPT, bad))
+    assert refused.value.parameter == "structured_outputs.regex"
+    assert not engine.has_work
+    engine.check_integrity()
+
+
+def test_an_abort_forgets_what_the_sampler_knows(engine: Engine) -> None:
+    engine.add(Request("r", PROMPT, KINDS["schema"]))
+    for _ in range(3):
+        engine.step()
+    engine.abort("r")
+    engine.check_integrity()
+    outputs, _ = drain(engine)
+    assert outputs == {}
