@@ -18,12 +18,13 @@ from sandbox import cgroups, images, toolkit
 from sandbox.egress import links
 from sandbox.host_tree import remove_tree
 from sandbox.journal import Journal, Record
+from sandbox.layers import loops, residue
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
 from sandbox.policy.apparmor_profiles import LoadedProfiles
 from sandbox.processes import ProcessKey, boot_id, command_lines, find_process
 from sandbox.substrates.container import RUNTIMES
 
-LeftoverKind = Literal["process", "cgroup", "mount", "directory", "record", "link", "profile"]
+LeftoverKind = Literal["process", "cgroup", "mount", "directory", "record", "link", "profile", "loop"]
 _KILL_PATIENCE_S = 5.0
 # What a sandbox's launcher is, one after the other, and init.
 _PROGRAMS = frozenset({INIT_BINARY.name, Path(images.INIT_AT).name, "bwrap", *RUNTIMES})
@@ -31,8 +32,8 @@ _PROGRAMS = frozenset({INIT_BINARY.name, Path(images.INIT_AT).name, "bwrap", *RU
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """One thing without an owner. `name` is a pid, a path, a mount point or a network device's; `sandbox_id`
-    may be unknown."""
+    """One thing without an owner. `name` is a pid, a path, a mount point or a device's; `sandbox_id` may be
+    unknown."""
 
     kind: LeftoverKind
     name: str
@@ -55,8 +56,9 @@ class Audit:
 def check_integrity(state_dir: Path | None = None) -> Audit:
     """Looks at journal, processes, cgroups, mounts, links and directories; changes nothing. Milliseconds."""
     state = state_dir or default_state_dir()
-    # Groups and profiles before records: a sandbox that is being made has its record first, then those.
+    # Groups, layers and profiles before records: a sandbox that is being made has its record first.
     profiles = LoadedProfiles(state).users()
+    layers = residue.found(state)
     groups = cgroups.list_groups(cgroups.mount_roots(), cgroups.state_key(state))
     records = Journal(state).records()
     dead = [record for record in records if not _has_owner(record)]
@@ -65,6 +67,8 @@ def check_integrity(state_dir: Path | None = None) -> Audit:
     found += [Leftover("record", record.id, record.id) for record in dead]
     found += [Leftover("record", str(path)) for path in Journal(state).strays()]
     live = tuple(record.id for record in records if record not in dead)
+    found += [Leftover("directory", str(path), path.name) for path in residue.ownerless(layers, set(live))]
+    found += [Leftover("loop", str(path)) for path in residue.ownerless_loops(cgroups.state_key(state))]
     if not live:
         found += _superseded(state)
     return Audit(live, tuple(found))
@@ -94,8 +98,11 @@ def sweep(state_dir: Path | None = None) -> tuple[Leftover, ...]:
         links.delete_host_end(each.name)
     for each in by_kind.get("profile", ()):
         LoadedProfiles(state).release(each.sandbox_id)
+    for each in by_kind.get("loop", ()):
+        loops.detach(Path(each.name))
     for each in by_kind.get("directory", ()):
-        _remove_directory(Path(each.name))
+        path = Path(each.name)
+        residue.remove(path) if path.parent.name in ("layers", "snapshots") else _remove_directory(path)
     for each in by_kind.get("record", ()):
         # Last, so that a sweep that is cut short leaves the record for the next.
         Journal(state).remove(each.sandbox_id) if each.sandbox_id else Path(each.name).unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from protocol.errors import DockyardError
 from protocol.ids import new_id
 from sandbox import cgroups
 from sandbox.egress import links, service
+from sandbox.layers.choice import choose
 from sandbox.limits import Asked, LimitName, settle
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
 from sandbox.policy import Destination, Network, Policy, apparmor, apparmor_profiles, landlock
@@ -51,6 +52,7 @@ def probe(*, state_dir: Path | None = None, toolkit: Path | None = None) -> tupl
         *needed,
         _user_namespaces(),
         _overlay(),
+        _disk_layer(state),
         _landlock(),
         _apparmor(),
         _bubblewrap(),
@@ -109,6 +111,22 @@ def _overlay() -> Capability:
     if done is not None and done.returncode == 0:
         return Capability("overlay", "enforced", "writable layer on a tmpfs, bounded in bytes and inodes")
     return Capability("overlay", "missing", _reason(done), cost, fix)
+
+
+def _disk_layer(state: Path) -> Capability:
+    """Makes one, and fills it where that shows whether it has a limit."""
+    title = "layer on disk"
+    try:
+        kind = choose("disk", state)
+    except DockyardError as error:
+        cost = "what sandboxes write lies in memory and counts as theirs; layer='disk' is refused"
+        fix = "run as root where loop devices are, or on a file system mounted with prjquota"
+        return Capability(title, "missing", error.message, cost, fix)
+    what = {
+        "quota": "a directory under a project quota; a small one was filled until it was full",
+        "image": "an ext4 in a file on a loop device; one was made and mounted",
+    }
+    return Capability(title, "enforced", what[kind])
 
 
 def _landlock() -> Capability:

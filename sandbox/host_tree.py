@@ -7,10 +7,12 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path, PurePosixPath
 
 from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, is_shortage
 
+_DEEP = 100  # levels: walking holds a descriptor for each
 # What opening says of a link, of a socket, and of what has gone (or become something else) meanwhile.
 _LEFT_OUT = frozenset({errno.ELOOP, errno.ENXIO, errno.ENOENT, errno.ENOTDIR})
 
@@ -72,12 +74,35 @@ def write_tree(root: Path, directories: Sequence[str], files: Mapping[str, bytes
 
 
 def remove_tree(root: Path) -> None:
-    """Removes a tree of this user's with its read-only directories. What does not go stays, without a word:
-    whoever counts what is left finds it."""
+    """Removes a tree of this user's with its read-only directories, however deep. What does not go stays,
+    without a word: whoever counts what is left finds it."""
+    with suppress(OSError):
+        _flatten(root)
     for directory, _, _ in os.walk(root):
         with suppress(OSError):
             Path(directory).chmod(0o700)
     shutil.rmtree(root, ignore_errors=True)
+
+
+def _flatten(root: Path) -> None:
+    """Moves directories that lie deep to the top, so that none has too long a path. Visits each once."""
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    numbers = count()
+    try:
+        places = [root]
+        while places:
+            place = places.pop()
+            for directory, names, _, fd in os.fwalk(place, follow_symlinks=False):
+                if len(Path(directory).parts) - len(place.parts) < _DEEP:
+                    continue
+                for name in names:
+                    moved = f".moved-{next(numbers)}"
+                    with suppress(OSError):
+                        os.rename(name, moved, src_dir_fd=fd, dst_dir_fd=top)
+                        places.append(root / moved)
+                names.clear()
+    finally:
+        os.close(top)
 
 
 def _read_file(fd: int, name: str, relative: Path, max_bytes: int) -> TreeItem | None:

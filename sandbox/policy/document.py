@@ -53,6 +53,12 @@ class Policy(BaseModel):
             raise ValueError("protected and hidden are AppArmor's to hold, which `without` switches off")
         return self
 
+    def __hash__(self) -> int:
+        """Equal policies hash alike, whatever the order of their phases."""
+        places = (self.protected, self.hidden, self.without)
+        outputs = (self.output_bytes, self.output_total_bytes, self.timeout_s)
+        return hash((self.network, frozenset(self.phases.items()), outputs, places))
+
     @property
     def first_network(self) -> Network | None:
         """Of a sandbox as it is made; None where it never has one. A later phase may need what the first does
