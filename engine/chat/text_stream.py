@@ -13,16 +13,31 @@ _MAX_TOKENS = 64  # where tokens without text, such as control tokens, lie insid
 
 
 class TextStream:
-    """One output. `text` is what has been given out; after `stopped` nothing more comes."""
+    """One output. `text` is what has been given out; after `stopped` nothing more comes.
 
-    def __init__(self, tokenizer: ChatTokenizer, stop: Sequence[str] = ()) -> None:
+    `include_stop`: the text ends with the stop string instead of before it. `min_tokens`: a stop string
+    counts only where it is complete after more than so many tokens, as in vLLM.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        stop: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(string for string in stop if string)
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
         self._window: list[int] = []  # the newest ids: what comes is decoded behind them
         self._num_given = 0  # characters of the window's text that have been given out
         self._held = ""  # decoded, and could be the start of a stop string
         self._given: list[str] = []
         self.stopped = False
+        self.matched = ""  # the stop string that ended the text
 
     @property
     def text(self) -> str:
@@ -32,8 +47,15 @@ class TextStream:
         """The text that these tokens make certain. `final` gives out what was held back."""
         if self.stopped:
             return ""
+        exempt = max(self._min_tokens - self._num_tokens, 0)
+        self._num_tokens += len(token_ids)
+        if 0 < exempt < len(token_ids):
+            return self._push(token_ids[:exempt], False, False) + self._push(token_ids[exempt:], final, True)
+        return self._push(token_ids, final, exempt == 0)
+
+    def _push(self, token_ids: Sequence[int], final: bool, may_stop: bool) -> str:
         self._window += token_ids
-        return self._release(self._decode(final), final)
+        return self._release(self._decode(final), final, may_stop)
 
     def _decode(self, final: bool) -> str:
         """Newly decoded text, without an end that may be an incomplete character.
@@ -53,13 +75,19 @@ class TextStream:
             self._window, self._num_given = kept, len(kept_text) - len(rest)
         return new
 
-    def _release(self, new: str, final: bool) -> str:
+    def _release(self, new: str, final: bool, may_stop: bool) -> str:
         text = self._held + new
         # The stop string that is complete first wins: which one that is does not depend on where text is cut.
-        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
-            self.stopped, self._held = True, ""
-            text = text[: min(found)[1]]
+        # What is held back could have become one, and was none: none ends within it.
+        found = [
+            (at + len(stop), at)
+            for stop in self._stop
+            if (at := text.find(stop, max(len(self._held) - len(stop) + 1, 0))) >= 0
+        ]
+        if found and may_stop:
+            end, at = min(found)
+            self.stopped, self.matched, self._held = True, text[at:end], ""
+            text = text[: end if self._include_stop else at]
         else:
             keep = 0 if final else max((_overlap(text, stop) for stop in self._stop), default=0)
             text, self._held = text[: len(text) - keep], text[len(text) - keep :]

@@ -121,3 +121,36 @@ def test_after_a_stop_nothing_comes(tiny_tokenizer: ChatTokenizer) -> None:
     assert result.push(byte_ids(b"abc")) == "a"
     assert result.push(byte_ids(b"def"), final=True) == ""
     assert (result.text, result.stopped) == ("a", True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=texts, stop=stops, include=st.booleans(), min_tokens=st.integers(0, 40))
+def test_a_split_at_every_byte_gives_what_the_whole_gives(
+    tiny_tokenizer: ChatTokenizer, text: str, stop: list[str], include: bool, min_tokens: int
+) -> None:
+    ids = byte_ids(text.encode())
+    results: list[tuple[str, bool, str]] = []
+    for parts in ([ids], [[token] for token in ids], *([ids[:at], ids[at:]] for at in range(1, len(ids)))):
+        whole = TextStream(tiny_tokenizer, stop, include_stop=include, min_tokens=min_tokens)
+        given_out = "".join(
+            whole.push(part, final=index == len(parts) - 1) for index, part in enumerate(parts)
+        )
+        assert given_out == whole.text
+        results.append((whole.text, whole.stopped, whole.matched))
+    assert len(set(results)) == 1
+    assert results[0][0] == expected(text, stop, include, min_tokens)
+
+
+def expected(text: str, stop: list[str], include: bool, min_tokens: int) -> str:
+    """The text up to the stop string that is complete first behind `min_tokens` bytes, or all of it."""
+    for end in range(1, len(text) + 1):
+        starts = [end - len(s) for s in stop if s and text[:end].endswith(s)]
+        if starts and len(text[:end].encode()) > min_tokens:
+            return text[: end if include else min(starts)]
+    return text
+
+
+def test_what_ended_the_text_is_told(tiny_tokenizer: ChatTokenizer) -> None:
+    result = TextStream(tiny_tokenizer, ("xx", "b"))
+    result.push(byte_ids(b"abc"))
+    assert result.matched == "b"
