@@ -221,9 +221,8 @@ class Sandbox:
         """
         with translated("taking a snapshot", sandbox_id=self.id), self._life.held():
             store = Snapshots(self._made.order.state_dir)
-            return store.keep(
-                self._source(), name or f"snap-{secrets.token_hex(6)}", max_bytes=self._content_limit(max_mb)
-            )
+            name = f"snap-{secrets.token_hex(6)}" if name is None else name
+            return store.keep(self._source(), name, max_bytes=self._content_limit(max_mb))
 
     @overload
     def fork_fs(self) -> "Sandbox": ...

@@ -24,8 +24,8 @@ from sandbox.pool import Pool
 
 _VERSION = 1  # of the template's form
 _INODE_BYTES, _BLOCK_BYTES, _FICLONE = 256, 4096, 0x40049409
-_SLACK = 1.03  # ext4 keeps back a fiftieth for what it has not yet placed
-_OWN_BYTES, _OWN_INODES = 2 << 20, 32  # of the file system and the overlay themselves
+_KEPT_SHARE, _MOST_KEPT = 50, 16 << 20  # what ext4 keeps back for what it has not yet placed
+_OWN_BYTES, _OWN_INODES = 512 << 10, 32  # of the file system and the overlay themselves
 _FORMAT = (
     *("mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-b", str(_BLOCK_BYTES), "-I", str(_INODE_BYTES)),
     *("-O", "^has_journal,^resize_inode", "-E", "lazy_itable_init=1,nodiscard"),
@@ -142,8 +142,9 @@ def _forget_old(directory: Path) -> None:
 
 
 def _file_bytes(size: LayerSize) -> int:
-    own = _OWN_BYTES + (size.inodes + _OWN_INODES) * _INODE_BYTES
-    return -(-int(size.bytes * _SLACK + own) // _BLOCK_BYTES) * _BLOCK_BYTES
+    own = _OWN_BYTES + size.bytes // 1000 + (size.inodes + _OWN_INODES) * _INODE_BYTES
+    kept = min(size.bytes // _KEPT_SHARE, _MOST_KEPT)
+    return -(-(size.bytes + kept + own) // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def _copy_sparse(source: int, target: int) -> None:

@@ -92,7 +92,8 @@ def _attempt(state_dir: Path) -> str:
     except OSError as error:
         if error.errno in (errno.EDQUOT, errno.ENOSPC):
             return ""
-        return f"no project quota on the file system of {state_dir}: {error.strerror}"
+        why = "it is not mounted with prjquota" if error.errno == errno.ESRCH else error.strerror
+        return f"no project quota on the file system of {state_dir}: {why}"
     except CapacityError as error:
         return error.message
     finally:

@@ -13,6 +13,7 @@ from sandbox.audit import check_integrity
 from sandbox.egress import links
 from sandbox.egress.build import build as build_egress
 from sandbox.egress.service import Egress
+from sandbox.layers.choice import drain
 
 __all__ = ["state_dir", "toolkit"]  # fixtures
 
@@ -41,6 +42,7 @@ def create(state_dir: Path, toolkit: Path) -> Iterator[Create]:
     yield create_one
     for sandbox in made:
         sandbox.kill()
+    drain()
     audit = check_integrity(state_dir)
     assert audit.leftovers == ()
     assert audit.live == ()

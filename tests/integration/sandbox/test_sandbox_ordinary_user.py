@@ -50,7 +50,7 @@ with Sandbox.create(pids=32, disk_mb=8, **options) as box:
     seen["root"] = box.commands.run("touch /x").exit_code
     seen["interfaces"] = box.files.read("/proc/net/dev").decode().count(":")
 refused = []
-for wish in ({"memory_mb": 64}, {"cpu": 1}, {"substrate": "container"}):
+for wish in ({"memory_mb": 64}, {"cpu": 1}, {"substrate": "container"}, {"layer": "disk"}):
     try:
         Sandbox.create(**wish, **options)
     except UnsupportedError as error:
@@ -113,7 +113,7 @@ def test_an_ordinary_user_gets_what_the_host_can_enforce_and_is_told_the_rest(pl
     assert seen["inotify"] == 64  # of its owner's own, of which there are mostly 128
     assert seen["root"] != 0
     assert seen["interfaces"] == 1
-    assert seen["refused"] == ["memory_mb=64", "cpu=1", "substrate"]
+    assert seen["refused"] == ["memory_mb=64", "cpu=1", "substrate", "layer='disk'"]
     assert seen["capabilities"]["substrate function"] == "degraded"
     assert seen["capabilities"]["substrate container"] == "missing"
     assert seen["capabilities"]["overlay"] == "enforced"

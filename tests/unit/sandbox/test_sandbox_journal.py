@@ -1,5 +1,7 @@
 """Records of what sandboxes own."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,17 @@ def test_a_record_comes_back_as_it_was(journal: Journal):
     record = a_record().with_processes((ProcessKey(7, 8),))
     journal.write(record)
     assert journal.records() == [record]
+
+
+def test_a_record_names_its_links_and_one_of_before_has_none(journal: Journal, tmp_path: Path):
+    record = replace(a_record(), links=("dky1",))
+    journal.write(record)
+    assert journal.records() == [record]
+    place = tmp_path / "sandboxes" / "sbx-1.json"
+    fields = json.loads(place.read_text())
+    del fields["links"]
+    place.write_text(json.dumps(fields))
+    assert journal.records() == [a_record()]
 
 
 def test_a_later_record_replaces_the_earlier(journal: Journal):
