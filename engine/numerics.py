@@ -5,7 +5,7 @@ selections do, and are here. docs/decisions/0002 has the reasons; tests/unit/eng
 Shapes: T rows, K columns in, N columns out, B products of a batch, S terms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.operations import Operations, Weight
+from kernels.whole_numbers import whole_numbers
 
 _COLUMNS = 32  # of which the C kernel takes multiples
 _MAX_COLUMNS = 16_384  # of one product of the C kernel
@@ -40,7 +41,7 @@ GUARDED = {
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A float32 matrix [rows, columns] for `linear`: zero-padded and split along K once, at load.
+    """A matrix [rows, columns] for `linear`: zero-padded and split along K once, at load.
 
     A part whose values all are bfloat16's is kept as such, in half the bytes: released weights are.
     """
@@ -51,11 +52,22 @@ class Dense:
 
     @classmethod
     def of(cls, matrix_NK: Tensor, *, narrow: bool = True) -> "Dense":
-        """`narrow`: look for bfloat16, which is not worth it for a matrix of a single step."""
+        """In float32, in each profile. `narrow`: look for bfloat16, not worth it for a matrix of one step."""
+        return cls._of_parts(matrix_NK, lambda part: _weight(part, narrow))
+
+    @classmethod
+    def prepared(cls, matrix_NK: Tensor, operations: Operations) -> "Dense":
+        """In `fast` in whole numbers. For matrices that releases store in 8 or 4 bits."""
+        if operations.profile == "exact":
+            return cls.of(matrix_NK)
+        return cls._of_parts(matrix_NK, lambda part: operations.prepare(whole_numbers(part)))
+
+    @classmethod
+    def _of_parts(cls, matrix_NK: Tensor, make: Callable[[Tensor], Weight]) -> "Dense":
         rows, columns = matrix_NK.shape
         padded = pad_columns(matrix_NK)
         parts = (padded[:, start : start + _MAX_COLUMNS].contiguous() for start in _starts(padded))
-        return cls(tuple(_weight(part, narrow) for part in parts), rows, columns)
+        return cls(tuple(map(make, parts)), rows, columns)
 
     @property
     def whole(self) -> Weight | None:

@@ -1,10 +1,11 @@
 """Products with quantised weights in integers: the arithmetic of the profile `fast`.
 
 Each row of x is rounded to 16 bits in blocks of 32: x is about `scale * q`, with `scale = max|x| / 32767` and
-q rounded to nearest, ties to even. A block of weights is `scale * q + minimum` (Q4_1) or `scale * q` (Q8_0),
-so that a block adds `scale_x * scale_w * sum(q_x q_w)`, then `minimum_w * scale_x * sum(q_x)` to the product.
-The sums over q are whole numbers below 2^28, taken exactly and rounded once to float32; the blocks are added
-in ascending order.
+q rounded to nearest, ties to even. A block of weights is `scale * q + minimum` (Q4_1) or `scale * q` (Q8_0,
+MXFP4, MXFP8, MXINT8), so that a block adds `scale_x * scale_w * sum(q_x q_w)`, then
+`minimum_w * scale_x * sum(q_x)` to the product. Sums over q are whole numbers below 2^31, taken exactly and
+rounded once to float32; the blocks are added in ascending order, each by one fused multiply-add, which rounds
+once. That is what the C library computes on processors that have such an instruction, to the bit.
 
 Shapes: M rows, K columns in, N columns out, J = K/32 blocks a row, B = 32 columns a block.
 """
@@ -13,22 +14,39 @@ import torch
 from torch import Tensor
 
 from kernels.operations import Weight
+from kernels.whole_numbers import BLOCK, FORMATS, values_of
 
-BLOCK = 32
 HIGHEST = 32_767  # magnitude of q
 SMALLEST = 1e-30  # a block that is nowhere larger becomes zero: HIGHEST / max|x| would overflow
 
 
 def integer_product(x_MK: Tensor, weight: Weight) -> Tensor:
-    """x times the transpose of a Q4_1 or Q8_0 weight, float32 [M, N]. The reference of the C library."""
+    """x times the transpose of a weight in whole numbers, float32 [M, N]. The reference of the C library."""
     q_JMB, scale_JM1 = quantise_rows(x_MK)
     w_JNB, scale_J1N, minimum_J1N = _whole_numbers(weight)
     y_MN = torch.zeros(len(x_MK), weight.rows, device=x_MK.device)
     for j in range(len(q_JMB)):
         q_MB = q_JMB[j].double()  # a double holds every sum
-        y_MN = y_MN + (q_MB @ w_JNB[j].double().T).float() * (scale_J1N[j] * scale_JM1[j])
-        y_MN = y_MN + minimum_J1N[j] * (scale_JM1[j] * q_MB.sum(1, keepdim=True).float())
+        sums_MN = (q_MB @ w_JNB[j].double().T).float()
+        y_MN = multiply_add(sums_MN, scale_J1N[j] * scale_JM1[j], y_MN)
+        if minimum_J1N is not None:
+            y_MN = multiply_add(minimum_J1N[j], scale_JM1[j] * q_MB.sum(1, keepdim=True).float(), y_MN)
     return y_MN
+
+
+def multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a b + c of float32, rounded once.
+
+    A double holds the product exactly, and the sum with an error that is known exactly too. Where there is
+    one, of the two doubles around the sum that with an odd last bit stands for it: float32 rounds it alike.
+    """
+    product, c64 = a.double() * b.double(), c.double()
+    total = product + c64
+    part = total - product
+    error = (product - (total - part)) + (c64 - part)
+    even = (total.view(torch.int64) & 1) == 0
+    towards = torch.nextafter(total, torch.copysign(torch.full_like(total, torch.inf), error))
+    return torch.where((error.abs() > 0) & even, towards, total).float()
 
 
 def quantise_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,8 +60,11 @@ def quantise_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     return (x_JMB * inverse_JM1).round(), scale_JM1
 
 
-def _whole_numbers(weight: Weight) -> tuple[Tensor, Tensor, Tensor]:
-    """Quants as float32 [J, N, B], scales and minima [J, 1, N]."""
+def _whole_numbers(weight: Weight) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Quants as float32 [J, N, B], scales and, where there are any, minima [J, 1, N]."""
+    if weight.format in FORMATS:
+        q_NJB, scale_NJ1 = values_of(weight)
+        return q_NJB.transpose(0, 1), scale_NJ1.permute(1, 2, 0), None
     blocks_JNX = weight.data.reshape(weight.rows, weight.columns // BLOCK, -1).transpose(0, 1)
     header = 4 if weight.format == "q4_1" else 2
     header_JNX = blocks_JNX[..., :header].contiguous().view(torch.float16).float()
@@ -51,4 +72,4 @@ def _whole_numbers(weight: Weight) -> tuple[Tensor, Tensor, Tensor]:
     quants = blocks_JNX[..., header:]
     if weight.format == "q4_1":
         return torch.cat((quants & 15, quants >> 4), -1).float(), scale_J1N, header_JNX[:, None, :, 1]
-    return quants.contiguous().view(torch.int8).float(), scale_J1N, torch.zeros_like(scale_J1N)
+    return quants.contiguous().view(torch.int8).float(), scale_J1N, None

@@ -17,7 +17,7 @@ from kernels.rope import rope_frequencies
 if TYPE_CHECKING:
     from kernels.fused import FusedOperations
 
-WeightFormat = Literal["f32", "bf16", "q4_1", "q8_0"]
+WeightFormat = Literal["f32", "bf16", "q4_1", "q8_0", "mxfp4", "mxfp8", "mxint8"]
 Profile = Literal["exact", "fast"]
 
 
@@ -25,6 +25,7 @@ Profile = Literal["exact", "fast"]
 class Weight:
     """A matrix [rows, columns] as its file stores it: uint8 [rows, row_bytes], or float32 or bfloat16 [N, K].
 
+    MXFP4, MXFP8 and MXINT8 (kernels/whole_numbers.py) are for integer products alone.
     Packed, it is uint8 [ceil(rows / 32), 32 row_bytes] in the order of kernels/cpu/packing.py.
     """
 
@@ -138,6 +139,17 @@ class Operations(Protocol):
     def decoder(self, stack: DecoderStack) -> Decoder:
         """The stack, bound to these operations; what it computes is `kernels.decoder.run_layers`."""
         ...
+
+
+# To be raised whenever a profile's results change in any bit, on either kind of kernels: by its products, by
+# what is around them, or by which matrices it takes in whole numbers. Hand-offs and cached blocks of another
+# version are refused.
+NUMERICS: dict[Profile, int] = {"exact": 1, "fast": 1}
+
+
+def numerics_name(operations: Operations) -> str:
+    """What decides a result to the bit on one kind of processor: kernels, profile, version."""
+    return f"{operations.name} {operations.profile} {NUMERICS[operations.profile]}"
 
 
 def select_operations(

@@ -19,6 +19,7 @@ from kernels.paged_attention import paged_attention
 from kernels.q4_1_gemv import dequantise_q4_1, q4_1_gemv
 from kernels.rms_norm import rms_norm
 from kernels.rope import rope as rotate
+from kernels.whole_numbers import FORMATS, values_of
 
 TILE_ROWS = 16
 _BLOCK = 32  # weights a quantisation block
@@ -81,9 +82,12 @@ class TorchOperations:
 
 
 def dequantize(weight: Weight) -> Tensor:
-    """float32 [N, K] of a weight. Block layouts are those of GGML's Q4_1 and Q8_0."""
+    """float32 [N, K] of a weight. Block layouts of Q4_1 and Q8_0 are GGML's."""
     if weight.format in {"f32", "bf16"}:
         return weight.data.float()
+    if weight.format in FORMATS:
+        q_NJB, scale_NJ1 = values_of(weight)
+        return (q_NJB * scale_NJ1).flatten(1)
     blocks = weight.data.reshape(weight.data.shape[0], weight.columns // _BLOCK, -1)
     if weight.format == "q4_1":
         return dequantise_q4_1(blocks)

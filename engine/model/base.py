@@ -98,7 +98,7 @@ class Model(Protocol):
     def eos_ids(self) -> frozenset[int]: ...
     @property
     def fingerprint(self) -> str:
-        """Names the weights and the form of the caches: equal where hand-offs and cached blocks fit."""
+        """Names weights, numerics and the form of the caches: equal where hand-offs and cached blocks fit."""
         ...
 
     @property

@@ -1,4 +1,5 @@
-"""Names of weights: equal where hand-offs and cached blocks of one worker fit another."""
+"""Names of weights and of what computes with them: equal where hand-offs and cached blocks of one worker fit
+another."""
 
 import hashlib
 import json
@@ -8,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from engine.gguf_file import GgufFile
+from kernels.operations import Operations, numerics_name
 
 _SAMPLED_BYTES = 4096  # from each end of a tensor
 
 
-def of_gguf(config: object, file: GgufFile) -> str:
-    """A hash of the shape, and of each tensor's name, shape, format and both ends.
+def of_gguf(config: object, operations: Operations, file: GgufFile) -> str:
+    """A hash of the shape, of the numerics, and of each tensor's name, shape, format and both ends.
 
     Neither the file's name nor what it says of itself takes part. A training changes every matrix, and added
     tokens the end of one; reading all of a large file would cost more than loading it.
     """
-    digest = hashlib.blake2b(repr(config).encode(), digest_size=12)
+    digest = _digest(config, operations)
     for name, tensor in sorted(file.tensors.items()):
         digest.update(f"{name} {tensor.shape} {tensor.format}".encode())
         data = tensor.data.reshape(-1)
@@ -27,12 +29,12 @@ def of_gguf(config: object, file: GgufFile) -> str:
     return digest.hexdigest()
 
 
-def of_folder(config: object, shards: Mapping[str, Path]) -> str:
-    """A hash of the shape, and of each tensor's name, shape, type and both ends, whatever file it is in.
+def of_folder(config: object, operations: Operations, shards: Mapping[str, Path]) -> str:
+    """A hash of shape, numerics, and each tensor's name, shape, type and both ends, in whatever file.
 
     `shards`: the file of each stored tensor.
     """
-    digest = hashlib.blake2b(repr(config).encode(), digest_size=12)
+    digest = _digest(config, operations)
     tensors = {shard: _stored(shard) for shard in set(shards.values())}
     for name, shard in sorted(shards.items()):
         stored = tensors[shard][name]
@@ -42,6 +44,10 @@ def of_folder(config: object, shards: Mapping[str, Path]) -> str:
                 stream.seek(at)
                 digest.update(stream.read(min(_SAMPLED_BYTES, stored.last - at)))
     return digest.hexdigest()
+
+
+def _digest(config: object, operations: Operations) -> "hashlib.blake2b":
+    return hashlib.blake2b(f"{numerics_name(operations)} {config!r}".encode(), digest_size=12)
 
 
 @dataclass(frozen=True, slots=True)

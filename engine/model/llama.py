@@ -124,7 +124,7 @@ class LlamaModel:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint.of_gguf((self.config, self.operations.profile), self.file)
+        return fingerprint.of_gguf(self.config, self.operations, self.file)
 
     @property
     def resumes_exactly(self) -> bool:

@@ -35,19 +35,18 @@ def load_model(
 ) -> Model:
     """Load a model by built-in name, GGUF file, or folder with config.json and safetensors.
 
-    Arithmetic is in `dtype`. A GGUF file's weights stay memory-mapped as the file has them; the profile
-    `fast` rounds activations to 16 bits, multiplies in integers, and packs a copy of the weights for it.
-    Weights of a folder are dequantised. `replay` and `caches`: see `EngineConfig`. Blocks for as long as
-    reading takes.
+    Arithmetic is in `dtype`. In the profile `exact` a GGUF file's weights stay memory-mapped as the file has
+    them, and a folder's are dequantised. `fast` rounds activations to 16 bits and multiplies in integers: a
+    GGUF file's matrices, and a folder's projections and experts (`kernels/whole_numbers.py`), packed in
+    memory of their own. `replay` and `caches`: see `EngineConfig`. Blocks for as long as reading takes.
     Raises UnknownModel, BrokenModelFile, MissingCapability.
     """
     if dtype != "float32":
         raise UnknownModel(f"dtype {dtype!r}: models compute in 'float32'")
     path = model_path(name_or_path)
     if path.is_dir():
-        if profile != "exact":
-            raise UnknownModel(f"profile {profile!r}: models from folders run in 'exact'")
-        return _from_folder(path, select_operations(threads, operations), replay=replay, caches=caches)
+        folder_operations = select_operations(threads, operations, profile)
+        return _from_folder(path, folder_operations, replay=replay, caches=caches)
     file = open_gguf(path)
     architecture = file.require("general.architecture")
     if architecture != "llama":

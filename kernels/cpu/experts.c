@@ -120,7 +120,7 @@ static int run_experts(const struct mixture *m, const struct work *w, const floa
         w->products[count++] = dense_product(own->gate, x, w->gate + start * m->inner, n, m->columns);
         w->products[count++] = dense_product(own->up, x, w->up + start * m->inner, n, m->columns);
     }
-    return products_float(w->products, count, threads);
+    return products_mixed(w->products, count, threads);
 }
 
 /* x[T, C]; chosen[T, K], ascending a row, or NULL: by score; image[T], or NULL: none is one. out[T, C]. */

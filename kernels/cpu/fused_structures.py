@@ -148,6 +148,7 @@ def c_site(site: HyperSite) -> CSite:
     addresses = (
         _floats(site.base, n * (n + 2)), _floats(site.scale, n * (n + 2)), _floats(site.norm, c)
     )  # fmt: skip
+    assert not site.projection.packed
     projection = _weight(site.projection, n * c)
     return CSite(projection, *addresses, n, c, site.iterations, site.eps, site.norm_eps)
 
@@ -161,6 +162,7 @@ class MixtureStructure:
             mixture.router.columns,
             mixture.experts[0].gate.rows,
         )
+        assert not mixture.router.packed
         assert len(mixture.experts) == num_experts + 1
         assert 0 < mixture.k <= num_experts
         assert mixture.channels % LANES == inner % LANES == 0
@@ -254,6 +256,5 @@ def _floats(x: Tensor, count: int) -> int:
 
 
 def _weight(weight: Weight, columns: int) -> CWeight:
-    assert not weight.packed
     check_weight(weight, columns)
     return c_weight(weight, None)

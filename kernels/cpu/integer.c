@@ -7,6 +7,7 @@
  * threads.
  */
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 
 #include "pairs.h"
@@ -65,6 +66,22 @@ static inline vec halves(const uint8_t *p) {
 #endif
 }
 
+/* Scales of LANES rows: float16, or the exponents of powers of two, of which 0 stands for 0. */
+INLINE vec scales_of(const int format, const uint8_t *p) {
+    if (format == Q4_1 || format == Q8_0) return halves(p);
+#if LANES == 16 && defined(__AVX512F__)
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), 23);
+#elif LANES == 8 && defined(__AVX2__)
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), 23);
+#else
+    ivec bits;
+    vec v;
+    for (int i = 0; i < LANES; i++) bits[i] = (int32_t)p[i] << 23;
+    memcpy(&v, &bits, sizeof v);
+    return v;
+#endif
+}
+
 /* Adds pair `number` of m blocks of x, `stride` apart, times w. m is a constant at each call, here and below. */
 INLINE void add_pair(const int m, const ivec *w, const struct block *x, int64_t stride, int number,
                      ivec (*sums)[WIDTH]) {
@@ -76,28 +93,30 @@ INLINE void add_pair(const int m, const ivec *w, const struct block *x, int64_t 
 }
 
 /* A word is eight weights of a row: low nibbles of its bytes 0 and 2, of 1 and 3, then the high ones. */
-INLINE void add_q4_1(const int m, const uint8_t *w, const struct block *x, int64_t stride,
-                     ivec (*sums)[WIDTH]) {
+INLINE void add_nibbles(const int m, const int format, const uint8_t *w, const struct block *x, int64_t stride,
+                        ivec (*sums)[WIDTH]) {
     for (int word = 0; word < 4; word++, w += WORD_BYTES) {
         ivec words[WIDTH];
         for (int v = 0; v < WIDTH; v++) words[v] = load_words(w + v * sizeof(ivec));
         for (int part = 0; part < 4; part++) {
             const int shift = part % 2 * 8 + part / 2 * 4;
             ivec pairs[WIDTH];
-            for (int v = 0; v < WIDTH; v++) pairs[v] = nibbles(words[v], shift);
+            for (int v = 0; v < WIDTH; v++)
+                pairs[v] = format == Q4_1 ? nibbles(words[v], shift) : doubled_e2m1(words[v], shift);
             add_pair(m, pairs, x, stride, part / 2 * 8 + 2 * word + part % 2, sums);
         }
     }
 }
 
 /* A word is four weights of a row: bytes 0 and 2, then 1 and 3. */
-INLINE void add_q8_0(const int m, const uint8_t *w, const struct block *x, int64_t stride,
-                     ivec (*sums)[WIDTH]) {
+INLINE void add_bytes(const int m, const int format, const uint8_t *w, const struct block *x, int64_t stride,
+                      ivec (*sums)[WIDTH]) {
     for (int word = 0; word < 8; word++, w += WORD_BYTES) {
         ivec even[WIDTH], odd[WIDTH];
         for (int v = 0; v < WIDTH; v++) {
             const ivec words = load_words(w + v * sizeof(ivec));
-            even[v] = signed_bytes(words << 8), odd[v] = signed_bytes(words);
+            even[v] = format == MXFP8 ? shifted(words << 8) : signed_bytes(words << 8);
+            odd[v] = format == MXFP8 ? shifted(words) : signed_bytes(words);
         }
         add_pair(m, even, x, stride, 2 * word, sums);
         add_pair(m, odd, x, stride, 2 * word + 1, sums);
@@ -108,19 +127,22 @@ INLINE void add_q8_0(const int m, const uint8_t *w, const struct block *x, int64
 INLINE void tile(const int m, const int format, const uint8_t *w, const struct block *x, int64_t blocks,
                  int lane, vec (*results)[WIDTH]) {
     vec acc[TILE_M][WIDTH] = {{{0}}};
-    const int64_t header = format == Q4_1 ? 2 * HALF_BYTES : HALF_BYTES;
-    const int64_t bytes = header + (format == Q4_1 ? 4 : 8) * WORD_BYTES;
+    const int narrow = format == Q4_1 || format == MXFP4;
+    const int scale_bytes = format == Q4_1 || format == Q8_0 ? 2 : 1;
+    const int64_t header = format == Q4_1 ? 2 * HALF_BYTES : scale_bytes * GROUP;
+    const int64_t bytes = header + (narrow ? 4 : 8) * WORD_BYTES;
     for (int64_t b = 0; b < blocks; b++, w += bytes) {
         ivec sums[TILE_M][WIDTH] = {{{0}}};
         for (int64_t i = 0; i < bytes; i += LINE) __builtin_prefetch(w + AHEAD + i);
-        if (format == Q4_1) add_q4_1(m, w + header + 4 * lane, x + b, blocks, sums);
-        else add_q8_0(m, w + header + 4 * lane, x + b, blocks, sums);
+        if (narrow) add_nibbles(m, format, w + header + 4 * lane, x + b, blocks, sums);
+        else add_bytes(m, format, w + header + 4 * lane, x + b, blocks, sums);
         for (int v = 0; v < WIDTH; v++) {
-            const uint8_t *scales = w + 2 * (lane + v * LANES);
+            const uint8_t *at = w + scale_bytes * (lane + v * LANES);
+            const vec scales = scales_of(format, at);
             for (int r = 0; r < m; r++) {
                 const struct block *own = x + r * blocks + b;
-                acc[r][v] += __builtin_convertvector(sums[r][v], vec) * (halves(scales) * own->scale);
-                if (format == Q4_1) acc[r][v] += halves(scales + HALF_BYTES) * own->scaled_sum;
+                acc[r][v] += __builtin_convertvector(sums[r][v], vec) * (scales * own->scale);
+                if (format == Q4_1) acc[r][v] += halves(at + HALF_BYTES) * own->scaled_sum;
             }
         }
     }
@@ -137,37 +159,71 @@ INLINE void tile_of(int64_t m, const int format, const uint8_t *w, const struct 
 }
 
 /* A group of weight rows for all of x. Rows past the end are packed as zeros and not written. */
-static void weight_group(const struct weight *w, int64_t group, const struct block *x, int64_t m,
-                         int64_t blocks) {
+INLINE void group_of(const struct product *p, const int format, int64_t group, const struct block *x) {
+    const struct weight *w = &p->weight;
+    const int64_t blocks = p->k / BLOCK;
     const uint8_t *data = w->data + group * GROUP * w->row_bytes;
     for (int lane = 0; lane < GROUP; lane += TILE_N) {
         const int64_t row = group * GROUP + lane, left = w->rows - row, n = left < TILE_N ? left : TILE_N;
-        for (int64_t r = 0; r < m && n > 0; r += TILE_M) {
+        for (int64_t r = 0; r < p->m && n > 0; r += TILE_M) {
             vec results[TILE_M][WIDTH];
-            const int64_t rows = m - r < TILE_M ? m - r : TILE_M;
-            if (w->format == Q4_1) tile_of(rows, Q4_1, data, x + r * blocks, blocks, lane, results);
-            else tile_of(rows, Q8_0, data, x + r * blocks, blocks, lane, results);
+            const int64_t rows = p->m - r < TILE_M ? p->m - r : TILE_M;
+            tile_of(rows, format, data, x + r * blocks, blocks, lane, results);
             for (int64_t i = 0; i < rows; i++)
-                memcpy(w->out + (r + i) * w->rows + row, results[i], (size_t)n * sizeof(float));
+                memcpy(w->out + (r + i) * p->out_stride + row, results[i], (size_t)n * sizeof(float));
         }
     }
 }
 
-/* k is a multiple of 32. */
-int linear_integer(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
-                   int32_t threads) {
-    if (k % BLOCK != 0 || k <= 0) return -1;
-    const int64_t blocks = k / BLOCK, groups = num_groups(weights, count, GROUP);
-    struct block *rows = malloc((size_t)(m * blocks) * sizeof *rows);
-    if (rows == NULL && m > 0) return -2;
-#pragma omp parallel for schedule(static) num_threads(threads) if (m >= MANY_ROWS)
-    for (int64_t r = 0; r < m; r++) quantize_row(x + r * k, blocks, rows + r * blocks);
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t t = 0; t < groups; t++) {
-        int64_t group = t;
-        const struct weight *w = owner(weights, GROUP, &group);
-        weight_group(w, group, rows, m, blocks);
+static void weight_group(const struct product *p, int64_t group, const struct block *x) {
+    if (p->weight.format == Q4_1) group_of(p, Q4_1, group, x);
+    else if (p->weight.format == Q8_0) group_of(p, Q8_0, group, x);
+    else if (p->weight.format == MXFP4) group_of(p, MXFP4, group, x);
+    else if (p->weight.format == MXFP8) group_of(p, MXFP8, group, x);
+    else group_of(p, MXINT8, group, x);
+}
+
+/* Whether a product's rows are those of the one before, whose blocks then serve both. */
+static int shares_rows(const struct product *p) {
+    return p[0].x == p[-1].x && p[0].m == p[-1].m && p[0].k == p[-1].k && p[0].x_stride == p[-1].x_stride;
+}
+
+static int64_t num_blocks(const struct product *p) { return p->m * (p->k / BLOCK); }
+
+/* The groups of the products that begin in one thread's share of all work. */
+static void run_share(const struct product *products, int64_t count, const struct block *rows, int64_t work,
+                      int64_t number, int64_t threads) {
+    const int64_t first = work * number / threads, stop = work * (number + 1) / threads;
+    int64_t before = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const struct product *p = products + i;
+        if (i > 0 && !shares_rows(p)) rows += num_blocks(p - 1);
+        for (int64_t row = 0; row < p->weight.rows; row += GROUP, before += num_blocks(p))
+            if (before >= first && before < stop) weight_group(p, row / GROUP, rows);
     }
+}
+
+/* Returns 0, -1 when a k is out of range, -2 when memory ran out. */
+int products_integer(const struct product *products, int64_t count, int32_t threads) {
+    int64_t all = 0, work = 0; /* blocks of rows; of rows by groups */
+    for (int64_t i = 0; i < count; i++) {
+        const struct product *p = products + i;
+        if (p->k % BLOCK != 0 || p->k <= 0) return -1;
+        if (i == 0 || !shares_rows(p)) all += num_blocks(p);
+        work += num_blocks(p) * ((p->weight.rows + GROUP - 1) / GROUP);
+    }
+    struct block *rows = malloc((size_t)all * sizeof *rows), *own = rows;
+    if (rows == NULL && all > 0) return -2;
+    for (int64_t i = 0; i < count; i++) {
+        const struct product *p = products + i;
+        if (i > 0 && shares_rows(p)) continue;
+        const int64_t blocks = p->k / BLOCK;
+#pragma omp parallel for schedule(static) num_threads(threads) if (p->m >= MANY_ROWS)
+        for (int64_t r = 0; r < p->m; r++) quantize_row(p->x + r * p->x_stride, blocks, own + r * blocks);
+        own += num_blocks(p);
+    }
+#pragma omp parallel num_threads(threads) if (work * GROUP * BLOCK > WORTH_A_THREAD)
+    run_share(products, count, rows, work, omp_get_thread_num(), omp_get_num_threads());
     free(rows);
     return 0;
 }

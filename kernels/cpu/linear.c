@@ -203,26 +203,25 @@ int products_float(const struct product *products, int64_t count, int32_t thread
     return failed ? -2 : 0;
 }
 
-int linear_float(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
-                 int32_t threads) {
+int products_mixed(const struct product *products, int64_t count, int32_t threads) {
+    int status = 0;
+    for (int64_t i = 0, n; i < count && status == 0; i += n) {
+        const int packed = products[i].weight.packed;
+        for (n = 1; i + n < count && products[i + n].weight.packed == packed;) n++;
+        status = (packed ? products_integer : products_float)(products + i, n, threads);
+    }
+    return status;
+}
+
+/* Several weights over the same x. Returns 0, -1 when k is out of range, -2 when memory ran out. */
+int dockyard_linear(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
+                    int32_t threads) {
     struct product few[FEW], *products = few;
     if (count <= 0) return 0;
     if (count > FEW && (products = malloc((size_t)count * sizeof *products)) == NULL) return -2;
     for (int32_t i = 0; i < count; i++) products[i] = dense_product(weights[i], x, weights[i].out, m, k);
-    const int status = products_float(products, count, threads);
+    const int status = products_mixed(products, count, threads);
     if (products != few) free(products);
-    return status;
-}
-
-/* Several weights over the same x; neighbours of one kind share a parallel region, since waking threads costs
- * more than a small product. Returns 0, -1 when k is out of range, -2 when memory ran out. */
-int dockyard_linear(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
-                    int32_t threads) {
-    int status = 0;
-    for (int32_t i = 0, n; i < count && status == 0; i += n) {
-        for (n = 1; i + n < count && weights[i + n].packed == weights[i].packed;) n++;
-        status = (weights[i].packed ? linear_integer : linear_float)(weights + i, n, x, m, k, threads);
-    }
     return status;
 }
 

@@ -1,9 +1,9 @@
 """Quantised weights for the integer products: 32 rows side by side, no byte more than the file has.
 
 A packed weight is a sequence of groups of 32 rows, a group a sequence of blocks of 32 columns. A block
-holds the rows' scales as float16, for Q4_1 their minima too, and then their quants in words of four bytes:
-word 0 of each row, word 1 of each row, … In a word the two middle bytes change places, so that bytes 0 and 2
-belong to neighbouring columns, and 1 and 3. The last group is filled up with rows of zeros.
+holds the rows' scales as their format has them, for Q4_1 their minima too, and then their quants in words of
+four bytes: word 0 of each row, word 1 of each row, … In a word the two middle bytes change places, so that
+bytes 0 and 2 belong to neighbouring columns, and 1 and 3. The last group is filled up with rows of zeros.
 """
 
 import torch
@@ -14,7 +14,7 @@ from kernels.operations import Weight
 
 GROUP_ROWS = 32
 _BLOCK = 32  # columns that share a scale
-_HEADER_BYTES = {"q4_1": 4, "q8_0": 2}
+_HEADER_BYTES = {"q4_1": 4, "q8_0": 2, "mxfp4": 1, "mxfp8": 1, "mxint8": 1}
 _BYTE_ORDER = [0, 2, 1, 3]
 
 
@@ -25,7 +25,7 @@ def pack(weight: Weight) -> Weight:
     num_blocks, header = weight.columns // _BLOCK, _HEADER_BYTES[weight.format]
     rows = F.pad(weight.data, (0, 0, 0, -weight.rows % GROUP_ROWS))
     blocks = rows.view(-1, GROUP_ROWS, num_blocks, rows.shape[1] // num_blocks)
-    scales = _side_by_side(blocks[..., :header], torch.int16)
+    scales = _side_by_side(blocks[..., :header], torch.int16 if header > 1 else torch.uint8)
     words = blocks[..., header:].reshape(*blocks.shape[:3], -1, 4)[..., _BYTE_ORDER]
     quants = _side_by_side(words.flatten(3), torch.int32)
     data = torch.cat((scales, quants), -1).flatten(1)

@@ -37,7 +37,7 @@ int dockyard_keys(const struct weight *weights, int32_t count, const float *x, i
                   const float *norm, float eps, const struct angles *angles, int32_t threads) {
     const int64_t d = weights[0].rows;
     if (d % LANES != 0) return -1;
-    const int status = linear_float(weights, count, x, rows, k, threads);
+    const int status = dockyard_linear(weights, count, x, rows, k, threads);
     for (int64_t r = 0; r < rows && status == 0; r++)
         norm_row(weights[0].out + r * d, norm, eps, d, 0, weights[0].out + r * d);
     if (status == 0) dockyard_rotate(weights[0].out, rows, 1, d, angles);
@@ -66,11 +66,11 @@ int dockyard_queries(const struct queries *q, const float *x, int64_t rows, cons
     float *normed = latents + rows * rank;
     struct weight first[] = {q->latent, q->head_weights}, second[] = {q->query, q->index_query};
     first[0].out = latents;
-    int status = linear_float(first, q->head_weights.rows > 0 ? 2 : 1, x, rows, q->columns, threads);
+    int status = dockyard_linear(first, q->head_weights.rows > 0 ? 2 : 1, x, rows, q->columns, threads);
     for (int64_t r = 0; r < rows && status == 0; r++)
         norm_row(latents + r * rank, q->norm, q->eps, rank, padding, normed + r * q->latent_columns);
     if (status == 0)
-        status = linear_float(second, q->index_query.rows > 0 ? 2 : 1, normed, rows, q->latent_columns, threads);
+        status = dockyard_linear(second, q->index_query.rows > 0 ? 2 : 1, normed, rows, q->latent_columns, threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows > 4)
     for (int64_t r = 0; r < rows; r++)
         if (status == 0) finish_queries(q, r, angles);
@@ -90,9 +90,9 @@ int dockyard_grouped_output(const struct output *o, const float *x, int64_t rows
         weight.out = latents + g * rank;
         products[g] = (struct product){weight, x + g * o->columns, rows, o->columns, o->num_groups * o->columns, width};
     }
-    int status = products_float(products, o->num_groups, threads);
+    int status = products_mixed(products, o->num_groups, threads);
     const struct product last = dense_product(o->whole, latents, out, rows, width);
-    if (status == 0) status = products_float(&last, 1, threads);
+    if (status == 0) status = products_mixed(&last, 1, threads);
     free(products);
     return status;
 }

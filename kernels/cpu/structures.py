@@ -6,15 +6,19 @@ from torch import Tensor
 from kernels.cpu.library import CPaging, CWeight
 from kernels.cpu.packing import GROUP_ROWS
 from kernels.operations import Rows, Weight
+from kernels.whole_numbers import FORMATS as FORMATS_OF_BLOCKS
 
-FORMATS = {"f32": 0, "q4_1": 3, "q8_0": 8, "bf16": 30}
+FORMATS = {"f32": 0, "q4_1": 3, "q8_0": 8, "bf16": 30, "mxfp4": 39, "mxfp8": 1000, "mxint8": 1001}
 _TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-_BLOCK_BYTES = {"f32": 128, "q4_1": 20, "q8_0": 34, "bf16": 64}  # of 32 weights
+_BLOCK_BYTES = {  # of 32 weights
+    "f32": 128, "q4_1": 20, "q8_0": 34, "bf16": 64, "mxfp4": 17, "mxfp8": 33, "mxint8": 33
+}  # fmt: skip
 
 
 def check_weight(weight: Weight, columns: int) -> None:
     """The memory behind a weight is as large as its numbers say."""
     assert weight.columns == columns
+    assert weight.packed or weight.format not in FORMATS_OF_BLOCKS
     group = _group(weight)
     assert len(weight.data) == -(-weight.rows // group)
     assert weight.data.dtype == _TYPES.get(weight.format, torch.uint8)

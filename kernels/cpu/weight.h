@@ -1,10 +1,11 @@
-/* What a product multiplies with, and which of several weights an item of work belongs to. */
+/* What a product multiplies with, and where it goes. */
 #pragma once
 
 #include <stdint.h>
 
-enum format { F32 = 0, Q4_1 = 3, Q8_0 = 8, BF16 = 30 }; /* the numbers that GGML gives to its types */
-enum { BLOCK = 32 };                         /* weights that share a scale */
+/* The numbers that GGML gives to its types, and of those that it does not have. */
+enum format { F32 = 0, Q4_1 = 3, Q8_0 = 8, BF16 = 30, MXFP4 = 39, MXFP8 = 1000, MXINT8 = 1001 };
+enum { BLOCK = 32 }; /* weights that share a scale */
 
 struct weight {
     const uint8_t *data; /* N rows of row_bytes, or packed: groups of 32 rows, 32 * row_bytes each */
@@ -16,7 +17,7 @@ struct weight {
 };
 
 /* One weight times m rows of its own. Rows of x are x_stride floats apart, those of weight.out out_stride.
- * k is a multiple of 32 and at most 16,384. */
+ * k is a multiple of 32, and at most 16,384 where the weight is not packed. */
 struct product {
     struct weight weight;
     const float *x;
@@ -32,27 +33,13 @@ static inline struct product dense_product(struct weight weight, const float *x,
 /* Multiplications below which waking another thread takes longer than they do. */
 enum { WORTH_A_THREAD = 1 << 15 };
 
-/* Groups of `size` rows that a list of weights has; the last group of each may be smaller. */
-static inline int64_t num_groups(const struct weight *weights, int32_t count, int64_t size) {
-    int64_t groups = 0;
-    for (int32_t i = 0; i < count; i++) groups += (weights[i].rows + size - 1) / size;
-    return groups;
-}
-
-/* The weight that a group belongs to; *group becomes its number there. */
-static inline const struct weight *owner(const struct weight *weights, int64_t size, int64_t *group) {
-    for (;; weights++) {
-        const int64_t own = (weights->rows + size - 1) / size;
-        if (*group < own) return weights;
-        *group -= own;
-    }
-}
-
-/* Several products, none of them packed, in one parallel region; what each gives is what linear_float gives. */
+/* Several products, each neighbours of one kind in one parallel region; what each gives does not depend on the
+ * others. They return what dockyard_linear does: products_float takes unpacked weights, products_integer packed
+ * ones, products_mixed either. */
 int products_float(const struct product *products, int64_t count, int32_t threads);
+int products_integer(const struct product *products, int64_t count, int32_t threads);
+int products_mixed(const struct product *products, int64_t count, int32_t threads);
 
-/* Products with weights that are all packed, or all not. They return what dockyard_linear does. */
-int linear_integer(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
-                int32_t threads);
-int linear_float(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
-                 int32_t threads);
+/* All weights over the same x. */
+int dockyard_linear(const struct weight *weights, int32_t count, const float *x, int64_t m, int64_t k,
+                    int32_t threads);

@@ -16,15 +16,23 @@ from engine.model.deepseek.rope import rotate_
 from engine.model.deepseek.rows import WindowPlan
 from engine.model.deepseek.step import Step, View
 from engine.model.tensor_source import TensorSource
+from kernels.operations import Operations
 
 
 class Attention:
     """`write` makes a layer's keys, `mix` its output; a call does both."""
 
-    def __init__(self, config: DeepseekConfig, role: LayerRole, source: TensorSource, prefix: str) -> None:
+    def __init__(
+        self,
+        config: DeepseekConfig,
+        role: LayerRole,
+        source: TensorSource,
+        operations: Operations,
+        prefix: str,
+    ) -> None:
         self._role, self._scale, self._records = role, config.head_dim**-0.5, Records.of(config)
         self._sink_H = source.take(f"{prefix}.attn_sink", (config.num_attention_heads,))
-        self._output = GroupedOutput(config, source, prefix)
+        self._output = GroupedOutput(config, source, operations, prefix)
         self._compressor = self._index_keys = self._indexer = None
         if role.owns_entries:
             self._compressor = Compressor(config, source, f"{prefix}.compressor", role.ratio)
@@ -32,8 +40,8 @@ class Attention:
         if role.owns_selection:
             self._indexer = Indexer(config, role)
         compressed = self._compressor.weights if self._compressor is not None else ()
-        self._keys = Keys(config, source, prefix, compressed)
-        self._queries = Queries(config, source, prefix, indexed=role.owns_selection)
+        self._keys = Keys(config, source, operations, prefix, compressed)
+        self._queries = Queries(config, source, operations, prefix, indexed=role.owns_selection)
 
     def __call__(self, step: Step, x_TC: Tensor, view: View) -> Tensor:
         """[T, C], of a view that picks no rows."""

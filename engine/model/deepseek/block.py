@@ -11,24 +11,31 @@ from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.roles import LayerRole
 from engine.model.deepseek.step import Step
 from engine.model.tensor_source import TensorSource
+from kernels.operations import Operations
 
 
 class Block:
     """A sub-layer reads the stream with the mix that the sub-layer before handed on."""
 
     def __init__(
-        self, config: DeepseekConfig, role: LayerRole, source: TensorSource, engram: Engram | None
+        self,
+        config: DeepseekConfig,
+        role: LayerRole,
+        source: TensorSource,
+        operations: Operations,
+        engram: Engram | None,
     ) -> None:
         prefix, c, eps = f"layers.{role.layer}", config.hidden_size, config.rms_norm_eps
         self.role, self._engram = role, engram
         norm = RmsNorm.take(source, f"{prefix}.attn_norm", c, eps)
         self._attention_connection = HyperConnection(config, source, f"{prefix}.hc_attn", norm)
-        self._attention = Attention(config, role, source, f"{prefix}.attn")
+        self._attention = Attention(config, role, source, operations, f"{prefix}.attn")
         norm = RmsNorm.take(source, f"{prefix}.ffn_norm", c, eps)
         self._experts_connection = HyperConnection(config, source, f"{prefix}.hc_ffn", norm)
         self._experts = MixtureOfExperts(
-            config, source, f"{prefix}.ffn", config.n_routed_experts, config.num_experts_per_tok
-        )
+            config, source, operations, f"{prefix}.ffn",
+            experts=config.n_routed_experts, experts_per_row=config.num_experts_per_tok,
+        )  # fmt: skip
 
     def __call__(self, step: Step, stream: Stream, image_T: Tensor | None, lookups: Lookups | None) -> Stream:
         """The streams of the view's queries, which are fewer than came in where the view picks rows."""

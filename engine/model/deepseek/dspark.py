@@ -71,9 +71,9 @@ class DraftModel:
         c, rank, last = config.hidden_size, config.dspark_markov_rank, config.num_nextn_predict_layers - 1
         self._model, self._table = model, RotaryTables.of(config).window
         width = c * len(config.dspark_target_layer_ids)
-        self._main = Dense.of(source.take("mtp.0.main_proj.weight", (c, width)))
+        self._main = Dense.prepared(source.take("mtp.0.main_proj.weight", (c, width)), model.operations)
         self._main_norm = RmsNorm.take(source, "mtp.0.main_norm", c, config.rms_norm_eps)
-        self._blocks = [DraftBlock(config, source, number) for number in range(last + 1)]
+        self._blocks = [DraftBlock(config, source, model.operations, number) for number in range(last + 1)]
         prefix, v = f"mtp.{last}", config.vocab_size
         self._norm = RmsNorm.take(source, f"{prefix}.norm", c, config.rms_norm_eps)
         self._markov_VM = source.take(f"{prefix}.markov_head.embed.weight", (v, rank))

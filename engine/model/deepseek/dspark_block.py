@@ -22,12 +22,14 @@ from kernels.operations import Operations
 class DraftAttention:
     """One latent a token as in the backbone; entries of context come from what `entries` made before."""
 
-    def __init__(self, config: DeepseekConfig, source: TensorSource, prefix: str) -> None:
+    def __init__(
+        self, config: DeepseekConfig, source: TensorSource, operations: Operations, prefix: str
+    ) -> None:
         self._scale = config.head_dim**-0.5
-        self._keys = Keys(config, source, prefix, ())
-        self._queries = Queries(config, source, prefix, indexed=False)
+        self._keys = Keys(config, source, operations, prefix, ())
+        self._queries = Queries(config, source, operations, prefix, indexed=False)
         self._sink_H = source.take(f"{prefix}.attn_sink", (config.num_attention_heads,))
-        self._output = GroupedOutput(config, source, prefix)
+        self._output = GroupedOutput(config, source, operations, prefix)
 
     def entries(self, operations: Operations, x_TC: Tensor, angles: Angles) -> Tensor:
         """[T, D], rotated: of context, and of a pass's own rows."""
@@ -51,17 +53,20 @@ class DraftAttention:
 class DraftBlock:
     """The block with that number. Its experts and hyper-connections are its own."""
 
-    def __init__(self, config: DeepseekConfig, source: TensorSource, number: int) -> None:
+    def __init__(
+        self, config: DeepseekConfig, source: TensorSource, operations: Operations, number: int
+    ) -> None:
         prefix, c, eps = f"mtp.{number}", config.hidden_size, config.rms_norm_eps
         self._number = number
-        self.attention = DraftAttention(config, source, f"{prefix}.attn")
+        self.attention = DraftAttention(config, source, operations, f"{prefix}.attn")
         norm = RmsNorm.take(source, f"{prefix}.attn_norm", c, eps)
         self._attention_connection = HyperConnection(config, source, f"{prefix}.hc_attn", norm)
         norm = RmsNorm.take(source, f"{prefix}.ffn_norm", c, eps)
         self._experts_connection = HyperConnection(config, source, f"{prefix}.hc_ffn", norm)
         self._experts = MixtureOfExperts(
-            config, source, f"{prefix}.ffn", config.dspark_n_routed_experts, config.dspark_num_experts_per_tok
-        )
+            config, source, operations, f"{prefix}.ffn",
+            experts=config.dspark_n_routed_experts, experts_per_row=config.dspark_num_experts_per_tok,
+        )  # fmt: skip
 
     def __call__(self, operations: Operations, stream: Stream, plan: DraftPlan, cache: DraftCache) -> Stream:
         """The streams behind the block; sub-layers hand on their mixes as in the backbone."""

@@ -25,7 +25,14 @@ _LEAST_GATE = 1e-6
 class Engram:
     """One layer's table and gate."""
 
-    def __init__(self, config: DeepseekConfig, source: TensorSource, layer: int, hashed: EngramHash) -> None:
+    def __init__(
+        self,
+        config: DeepseekConfig,
+        source: TensorSource,
+        operations: Operations,
+        layer: int,
+        hashed: EngramHash,
+    ) -> None:
         prefix, n, c = f"layers.{layer}.engram", config.hc_mult, config.hidden_size
         self.hash, self.layer, self._channels = hashed, layer, c
         index = config.engram_layer_ids.index(layer)
@@ -36,7 +43,8 @@ class Engram:
             else RowsInMemory(source.take(f"{prefix}.embed.weight", shape))
         )
         width = (config.engram_max_ngram_size - 1) * config.engram_n_heads * config.engram_head_dim
-        self._projection = Dense.of(source.take(f"{prefix}.wkv.weight", ((n + 1) * c, width)))
+        projection = source.take(f"{prefix}.wkv.weight", ((n + 1) * c, width))
+        self._projection = Dense.prepared(projection, operations)
         q_NC, k_NC = (source.take(f"{prefix}.{name}", (n, c)) for name in ("q_weight", "k_weight"))
         self._weight_NC, self._eps = q_NC * k_NC, config.rms_norm_eps
 
@@ -63,11 +71,17 @@ class Engram:
 class EngramMemory:
     """All Engram layers of a model, and the thread that reads tables which are not in memory."""
 
-    def __init__(self, config: DeepseekConfig, source: TensorSource, compressed_ids: Tensor | None) -> None:
+    def __init__(
+        self,
+        config: DeepseekConfig,
+        source: TensorSource,
+        operations: Operations,
+        compressed_ids: Tensor | None,
+    ) -> None:
         self._config = config
         hashes = EngramHash.of(config) if config.engram_layer_ids else []
         self.layers = {
-            layer: Engram(config, source, layer, hashed)
+            layer: Engram(config, source, operations, layer, hashed)
             for layer, hashed in zip(config.engram_layer_ids, hashes, strict=True)
         }
         self._compressed_V = _checked(config, compressed_ids) if self.layers else None

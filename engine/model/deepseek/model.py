@@ -51,9 +51,10 @@ class DeepseekModel(TextModel):
         self._embedding_VC = source.take("embed.weight", (v, c))
         self._head = Dense.of(source.take("head.weight", (v, c)))
         self._norm = RmsNorm.take(source, "norm", c, config.rms_norm_eps)
-        self._engram = EngramMemory(config, source, compressed_ids)
+        self._engram = EngramMemory(config, source, operations, compressed_ids)
         self._blocks = [
-            Block(config, role, source, self._engram.layers.get(role.layer)) for role in layer_roles(config)
+            Block(config, role, source, operations, self._engram.layers.get(role.layer))
+            for role in layer_roles(config)
         ]
         self._tables = RotaryTables.of(config)
 

@@ -78,13 +78,16 @@ class Expert:
     down: Dense  # w2
 
     @classmethod
-    def take(cls, source: TensorSource, prefix: str, channels: int, inner: int) -> "Expert":
+    def take(
+        cls, source: TensorSource, operations: Operations, prefix: str, channels: int, inner: int
+    ) -> "Expert":
         missing = -inner % _INNER
         w1, w3 = (source.take(f"{prefix}.{name}.weight", (inner, channels)) for name in ("w1", "w3"))
         w2 = source.take(f"{prefix}.w2.weight", (channels, inner))
         if missing:
             w1, w3 = (F.pad(w, (0, 0, 0, missing)) for w in (w1, w3))
-        return cls(Dense.of(w1), Dense.of(w3), Dense.of(F.pad(w2, (0, missing)) if missing else w2))
+            w2 = F.pad(w2, (0, missing))
+        return cls(*(Dense.prepared(w, operations) for w in (w1, w3, w2)))
 
     def weights(self) -> ExpertWeights | None:
         """None where a product falls into parts."""
@@ -99,16 +102,17 @@ class MixtureOfExperts:
         self,
         config: TextShape,
         source: TensorSource,
+        operations: Operations,
         prefix: str,
+        *,
         experts: int,
         experts_per_row: int,
-        *,
         sees_images: bool = True,
     ) -> None:
         self.router = Router(
             config, source, f"{prefix}.gate", experts, experts_per_row, sees_images=sees_images
         )
-        self._experts = Experts(config, source, prefix, experts)
+        self._experts = Experts(config, source, operations, prefix, experts)
         biases = self.router.bias_E, self.router.image_bias_E
         self._fused = self._experts.fused(self.router.gate, *biases, experts_per_row)
 
@@ -122,11 +126,14 @@ class MixtureOfExperts:
 class Experts:
     """Expert outputs stay apart by (row, slot) and are added in slot order, then the shared expert's."""
 
-    def __init__(self, config: TextShape, source: TensorSource, prefix: str, experts: int) -> None:
+    def __init__(
+        self, config: TextShape, source: TensorSource, operations: Operations, prefix: str, experts: int
+    ) -> None:
         c, inner = config.hidden_size, config.moe_intermediate_size
         self._limit, self._scale, self._channels = config.swiglu_limit, config.routed_scaling_factor, c
-        self._shared = Expert.take(source, f"{prefix}.shared_experts", c, inner)
-        self._experts = [Expert.take(source, f"{prefix}.experts.{e}", c, inner) for e in range(experts)]
+        self._shared = Expert.take(source, operations, f"{prefix}.shared_experts", c, inner)
+        names = [f"{prefix}.experts.{e}" for e in range(experts)]
+        self._experts = [Expert.take(source, operations, name, c, inner) for name in names]
 
     def fused(self, gate: Dense, bias_E: Tensor, image_bias_E: Tensor, k: int) -> Mixture | None:
         """All of it with its router, or None where the widths are not those of one call."""

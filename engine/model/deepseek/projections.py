@@ -22,9 +22,16 @@ from kernels.operations import Operations, Weight
 class Keys:
     """Entries of the window, and what else comes of the same rows by a product."""
 
-    def __init__(self, config: TextShape, source: TensorSource, prefix: str, more: tuple[Dense, ...]) -> None:
+    def __init__(
+        self,
+        config: TextShape,
+        source: TensorSource,
+        operations: Operations,
+        prefix: str,
+        more: tuple[Dense, ...],
+    ) -> None:
         d = config.head_dim
-        wkv = Dense.of(source.take(f"{prefix}.wkv.weight", (d, config.hidden_size)))
+        wkv = Dense.prepared(source.take(f"{prefix}.wkv.weight", (d, config.hidden_size)), operations)
         self._weights = (wkv, *more)
         self._norm = RmsNorm.take(source, f"{prefix}.kv_norm", d, config.rms_norm_eps)
         whole = wholes(self._weights)
@@ -49,6 +56,7 @@ class Queries:
         self,
         config: TextShape,
         source: TensorSource,
+        operations: Operations,
         prefix: str,
         *,
         indexed: bool,
@@ -57,14 +65,14 @@ class Queries:
         c, d, h, rank = config.hidden_size, config.head_dim, config.num_attention_heads, config.q_lora_rank
         eps, heads, width = config.rms_norm_eps, config.index_n_heads, config.index_head_dim
         self._d, self._width, self._scale = d, width, heads**-0.5 * width**-0.5
-        self._latents = [Dense.of(source.take(f"{prefix}.wq_a.weight", (rank, c)))]
-        self._queries = [Dense.of(source.take(f"{prefix}.wq_b.weight", (h * d, rank)))]
+        self._latents = [Dense.prepared(source.take(f"{prefix}.wq_a.weight", (rank, c)), operations)]
+        self._queries = [Dense.prepared(source.take(f"{prefix}.wq_b.weight", (h * d, rank)), operations)]
         self._norm = RmsNorm.take(source, f"{prefix}.q_norm", rank, eps)
         self._head_norm = RmsNorm(torch.ones(d), eps) if head_norm else None
         if indexed:
             query = source.take(f"{prefix}.indexer.wq_b.weight", (heads * width, rank))
             weights = source.take(f"{prefix}.indexer.weights_proj.weight", (heads, c))
-            self._queries.append(Dense.of(query))
+            self._queries.append(Dense.prepared(query, operations))
             self._latents.append(Dense.of(weights))
         self._fused = self._in_one_call(rank)
 
@@ -96,12 +104,13 @@ class Queries:
 class GroupedOutput:
     """Groups of heads each through their own matrix, then all through one (section 2.1, step 8)."""
 
-    def __init__(self, config: TextShape, source: TensorSource, prefix: str) -> None:
+    def __init__(self, config: TextShape, source: TensorSource, operations: Operations, prefix: str) -> None:
         groups, rank = config.o_groups, config.o_lora_rank
         columns = config.num_attention_heads * config.head_dim // groups
         grouped = source.take(f"{prefix}.wo_a.weight", (groups * rank, columns))
-        self._wo_a = [Dense.of(part) for part in grouped.chunk(groups)]
-        self._wo_b = Dense.of(source.take(f"{prefix}.wo_b.weight", (config.hidden_size, groups * rank)))
+        self._wo_a = [Dense.prepared(part, operations) for part in grouped.chunk(groups)]
+        whole = source.take(f"{prefix}.wo_b.weight", (config.hidden_size, groups * rank))
+        self._wo_b = Dense.prepared(whole, operations)
         parts, whole = wholes(self._wo_a), self._wo_b.whole
         self._fused = None
         if parts is not None and whole is not None:

@@ -84,8 +84,9 @@ class DeepseekServed:
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights, the caches' formats and replay, which decides what a row computes."""
-        return fingerprint.of_folder((self.text.shape, self._replay), self._folder.shards)
+        """Of weights, the caches' formats, the numerics, and replay, which decides what a row computes."""
+        shape = (self.text.shape, self._replay)
+        return fingerprint.of_folder(shape, self.operations, self._folder.shards)
 
     @property
     def resumes_exactly(self) -> bool:

@@ -19,23 +19,31 @@ from engine.model.deepseek_v4.config import DeepseekV4Config
 from engine.model.deepseek_v4.heavy_attention import Compressed, HeavyAttention
 from engine.model.deepseek_v4.step import V4Step
 from engine.model.tensor_source import TensorSource
+from kernels.operations import Operations
 
 
 class Attention:
     """`index` is the layer's, or for a draft block its number behind them."""
 
     def __init__(
-        self, config: DeepseekV4Config, index: int, layer: V4Layer, source: TensorSource, prefix: str
+        self,
+        config: DeepseekV4Config,
+        index: int,
+        layer: V4Layer,
+        source: TensorSource,
+        operations: Operations,
+        *,
+        prefix: str,
     ) -> None:
         self._index, self._layer, self._scale = index, layer, config.head_dim**-0.5
         self._sink_H = source.take(f"{prefix}.attn_sink", (config.num_attention_heads,))
-        self._output = GroupedOutput(config, source, prefix)
+        self._output = GroupedOutput(config, source, operations, prefix)
         self._heavy = HeavyAttention(self._sink_H, self._scale)
         self._compressor = Compressor(config, layer, source, prefix) if layer.ratio else None
         compressed = (self._compressor.weight,) if self._compressor is not None else ()
-        self._keys = Keys(config, source, prefix, compressed)
+        self._keys = Keys(config, source, operations, prefix, compressed)
         indexed = layer.attention == "csa"
-        self._queries = Queries(config, source, prefix, indexed=indexed, head_norm=True)
+        self._queries = Queries(config, source, operations, prefix, indexed=indexed, head_norm=True)
         self._indexer = None
         if indexed:
             self._indexer = Indexer(config, LayerRole(index, "full", layer.ratio, index, index, False, False))

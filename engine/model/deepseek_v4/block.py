@@ -13,6 +13,7 @@ from engine.model.deepseek_v4.config import DeepseekV4Config
 from engine.model.deepseek_v4.routing import HashedExperts, ScoredExperts
 from engine.model.deepseek_v4.step import V4Step
 from engine.model.tensor_source import TensorSource
+from kernels.operations import Operations
 
 
 class Block:
@@ -24,17 +25,19 @@ class Block:
         index: int,
         layer: V4Layer,
         source: TensorSource,
-        prefix: str,
+        operations: Operations,
         *,
+        prefix: str,
         hashed: bool,
     ) -> None:
         c, eps = config.hidden_size, config.rms_norm_eps
         norm = RmsNorm.take(source, f"{prefix}.attn_norm", c, eps)
         self._attention_connection = HyperConnection(config, source, f"{prefix}.hc_attn", norm)
-        self._attention = Attention(config, index, layer, source, f"{prefix}.attn")
+        self._attention = Attention(config, index, layer, source, operations, prefix=f"{prefix}.attn")
         norm = RmsNorm.take(source, f"{prefix}.ffn_norm", c, eps)
         self._experts_connection = HyperConnection(config, source, f"{prefix}.hc_ffn", norm)
-        self._mixture = (HashedExperts if hashed else ScoredExperts)(config, source, f"{prefix}.ffn")
+        experts = HashedExperts if hashed else ScoredExperts
+        self._mixture = experts(config, source, operations, f"{prefix}.ffn")
 
     def __call__(self, step: V4Step, x_TNC: Tensor) -> Tensor:
         """The streams [T, N, C] behind the layer."""

@@ -42,7 +42,9 @@ class DeepseekV4Model(TextModel):
         self._norm = RmsNorm.take(source, "norm", c, config.rms_norm_eps)
         self._hyper_head = HyperHead(config, source, "")
         self._blocks = [
-            Block(config, i, layer, source, f"layers.{i}", hashed=i < config.num_hash_layers)
+            Block(
+                config, i, layer, source, operations, prefix=f"layers.{i}", hashed=i < config.num_hash_layers
+            )
             for i, layer in enumerate(config.layers)
         ]
         self._tables = RotaryTables.of(config)

@@ -34,10 +34,13 @@ class DraftBlock:
         self._model = model
         self._embedding_norm = RmsNorm.take(source, f"{prefix}.enorm", c, eps)
         self._stream_norm = RmsNorm.take(source, f"{prefix}.hnorm", c, eps)
-        self._of_embedding = Dense.of(source.take(f"{prefix}.e_proj.weight", (c, c)))
-        self._of_stream = Dense.of(source.take(f"{prefix}.h_proj.weight", (c, c)))
+        self._of_embedding, self._of_stream = (
+            Dense.prepared(source.take(f"{prefix}.{name}_proj.weight", (c, c)), model.operations)
+            for name in ("e", "h")
+        )
         index = config.num_hidden_layers + number
-        self._block = Block(config, index, V4Layer("window", 0), source, prefix, hashed=False)
+        layer = V4Layer("window", 0)
+        self._block = Block(config, index, layer, source, model.operations, prefix=prefix, hashed=False)
         self._hyper_head = HyperHead(config, source, f"{prefix}.")
         self._norm = RmsNorm.take(source, f"{prefix}.norm", c, eps)
 

@@ -16,9 +16,13 @@ from kernels.operations import Operations
 class ScoredExperts:
     """V4.1's, without a bias for images."""
 
-    def __init__(self, config: DeepseekV4Config, source: TensorSource, prefix: str) -> None:
+    def __init__(
+        self, config: DeepseekV4Config, source: TensorSource, operations: Operations, prefix: str
+    ) -> None:
         experts, k = config.n_routed_experts, config.num_experts_per_tok
-        self._experts = MixtureOfExperts(config, source, prefix, experts, k, sees_images=False)
+        self._experts = MixtureOfExperts(
+            config, source, operations, prefix, experts=experts, experts_per_row=k, sees_images=False
+        )
 
     def __call__(self, operations: Operations, x_TC: Tensor, ids_T: Tensor) -> Tensor:
         """[T, C], whatever the ids."""
@@ -43,9 +47,11 @@ class HashRouter:
 class HashedExperts:
     """A hash router and its experts."""
 
-    def __init__(self, config: DeepseekV4Config, source: TensorSource, prefix: str) -> None:
+    def __init__(
+        self, config: DeepseekV4Config, source: TensorSource, operations: Operations, prefix: str
+    ) -> None:
         self._router = HashRouter(config, source, f"{prefix}.gate")
-        self._experts = Experts(config, source, prefix, config.n_routed_experts)
+        self._experts = Experts(config, source, operations, prefix, config.n_routed_experts)
         no_bias_E = torch.zeros(config.n_routed_experts)
         k = config.num_experts_per_tok
         self._fused = self._experts.fused(self._router.gate, no_bias_E, no_bias_E, k)

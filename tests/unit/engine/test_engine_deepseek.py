@@ -11,7 +11,8 @@ import torch
 from engine_runs import Outputs, drain, finish, finish_disaggregated, small_engine
 
 from engine import Engine, Request, SamplingParams, load_model
-from engine.errors import InvalidRequest
+from engine.errors import BrokenHandoff, InvalidRequest
+from kernels.operations import NUMERICS
 
 GOLDEN = Path(__file__).parents[2] / "data" / "v41_golden"
 IDS = {name: json.loads((GOLDEN / name / "ids.json").read_text()) for name in ("a", "b")}
@@ -53,21 +54,19 @@ def test_without_replay_tokens_are_those_of_the_whole_pass(golden: str):
     model.close()
 
 
-@pytest.mark.parametrize("replay", [True, False])
-def test_every_path_gives_the_same_tokens(golden: str, replay: bool):
-    expected = one_by_one(golden, replay=replay)
+@pytest.mark.parametrize(("replay", "profile"), [(True, "exact"), (False, "exact"), (True, "fast")])
+def test_every_path_gives_the_same_tokens(golden: str, replay: bool, profile: str):
+    kind = {"replay": replay, "profile": profile}
+    expected = one_by_one(golden, **kind)
     for budget, some in ((1, slice(0, 3)), (7, slice(2, 4)), (64, slice(4, 5))):
         for request in requests(golden)[some]:
-            engine = engine_of(golden, replay=replay, token_budget=budget)
+            engine = engine_of(golden, **kind, token_budget=budget)
             assert finish(engine, [request])[request.id] == expected[request.id], f"chunks of {budget}"
     for request in requests(golden)[1::2]:
-        together = engine_of(golden, replay=replay, token_budget=512)
+        together = engine_of(golden, **kind, token_budget=512)
         outputs = finish(together, [request, Request("n", tuple(IDS[golden][20:50]), NEW)])
         assert outputs[request.id] == expected[request.id]
-        pair = (
-            engine_of(golden, replay=replay, role="prefill"),
-            engine_of(golden, replay=replay, role="decode"),
-        )
+        pair = (engine_of(golden, **kind, role=role) for role in ("prefill", "decode"))
         # The prefill engine gives the first token, the decode engine the others.
         assert finish_disaggregated(*pair, [request])[request.id] == expected[request.id]
 
@@ -119,6 +118,25 @@ def test_a_fingerprint_tells_weights_and_replay_apart(golden: str):
     assert one.fingerprint == same.fingerprint
     assert one.fingerprint != engine_of(golden, replay=False).fingerprint
     assert one.fingerprint != engine_of("b" if golden == "a" else "a").fingerprint
+
+
+def test_a_fingerprint_tells_what_computes_apart(golden: str, monkeypatch: pytest.MonkeyPatch):
+    """Profiles, kinds of kernels, and versions of a profile: their entries differ in bits."""
+    one, fast = engine_of(golden), engine_of(golden, profile="fast")
+    assert len({e.fingerprint for e in (one, fast, engine_of(golden, operations="torch"))}) == 3
+    monkeypatch.setitem(NUMERICS, "fast", NUMERICS["fast"] + 1)
+    assert engine_of(golden).fingerprint == one.fingerprint
+    assert engine_of(golden, profile="fast").fingerprint != fast.fingerprint
+
+
+def test_an_engine_of_another_numerics_version_takes_no_hand_off(
+    golden: str, monkeypatch: pytest.MonkeyPatch
+):
+    prefill = engine_of(golden, profile="fast", role="prefill")
+    monkeypatch.setitem(NUMERICS, "fast", NUMERICS["fast"] + 1)
+    newer = engine_of(golden, profile="fast", role="decode")
+    with pytest.raises(BrokenHandoff, match="model"):
+        finish_disaggregated(prefill, newer, requests(golden)[:1])
 
 
 def test_caches_are_what_was_asked_for(golden: str):

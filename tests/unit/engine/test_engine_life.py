@@ -9,6 +9,7 @@ from tiny_gguf import EOS, TOKENS, byte_ids, write_tiny_gguf
 from engine import Engine, Request, SamplingParams, load_model
 from engine.chat.tokenizer import ChatTokenizer
 from engine.errors import InvalidRequest, Overloaded
+from kernels.operations import NUMERICS
 from protocol.errors import DockyardError
 
 PROMPT = tuple(byte_ids(b"hello world"))
@@ -203,6 +204,10 @@ def test_logits_of_ids_that_the_model_does_not_take_are_refused(
         load_model(str(tiny_model)).logits(ids)
 
 
-def test_profiles_take_no_hand_offs_of_each_other(tiny_model: Path, cpu_library: Path) -> None:
+def test_profiles_and_versions_take_no_hand_offs_of_each_other(
+    tiny_model: Path, cpu_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exact, fast = (small_engine(tiny_model, profile=profile) for profile in ("exact", "fast"))
     assert exact.fingerprint != fast.fingerprint
+    monkeypatch.setitem(NUMERICS, "exact", NUMERICS["exact"] + 1)
+    assert small_engine(tiny_model).fingerprint != exact.fingerprint

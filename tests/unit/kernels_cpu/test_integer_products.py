@@ -1,5 +1,6 @@
 """The profile `fast`: every form of the C library computes what integer_product.py says, row by row."""
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from kernels.cpu.build import compile_to
 from kernels.cpu.library import load, open_library
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.packing import GROUP_ROWS, pack
-from kernels.integer_product import HIGHEST, integer_product, quantise_rows
+from kernels.integer_product import HIGHEST, integer_product, multiply_add, quantise_rows
 from kernels.operations import Weight, WeightFormat, select_operations
 from kernels.torch_operations import TorchOperations, dequantize
+from kernels.whole_numbers import FORMATS
 
 FORMS = {
     "native": None,
@@ -22,7 +24,8 @@ FORMS = {
     "AVX-VNNI": ("-mno-avx512f",),
     "AVX2": ("-mno-avx512f", "-mno-avxvnni"),
 }
-QUANTISED: tuple[WeightFormat, ...] = ("q4_1", "q8_0")
+QUANTISED: tuple[WeightFormat, ...] = ("q4_1", "q8_0", *FORMATS)
+HEADERS = {"q4_1": 4, "q8_0": 2}
 COUNTS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 33]
 
 
@@ -38,11 +41,13 @@ def operations(
 
 
 def random_weight(form: WeightFormat, rows: int, columns: int, seed: int = 0) -> Weight:
-    """Any quants, scales and minima of either sign below 0.1."""
+    """Any quants; scales and minima of either sign, or powers of two, below 0.1."""
     generator = torch.Generator().manual_seed(seed)
-    size = 20 if form == "q4_1" else 34
+    size = {"q4_1": 20, "q8_0": 34, "mxfp4": 17, "mxfp8": 33, "mxint8": 33}[form]
     data = torch.randint(0, 256, (rows, columns // 32, size), generator=generator, dtype=torch.uint8)
-    for header in (1, 3) if form == "q4_1" else (1,):
+    if form in FORMATS:
+        data[..., 0] = data[..., 0] % 9 + 115
+    for header in {"q4_1": (1, 3), "q8_0": (1,)}.get(form, ()):
         data[..., header] = (data[..., header] & 0x83) | 0x2C
     return Weight(data.flatten(1), rows, columns, form)
 
@@ -58,7 +63,7 @@ def test_agrees_with_the_reference(
 ) -> None:
     weight, x = random_weight(form, rows, columns), 3 * rows_of(9, columns)
     found = operations.linear(x, (operations.prepare(weight),))[0]
-    torch.testing.assert_close(found, integer_product(x, weight), rtol=1e-5, atol=1e-4 * columns**0.5)
+    assert torch.equal(found, integer_product(x, weight))
 
 
 @pytest.mark.parametrize("form", QUANTISED)
@@ -80,7 +85,7 @@ def test_any_size(cpu_library: Path, form: WeightFormat, size: tuple[int, int, i
     ops = CpuOperations(1, "fast", library=load())
     weight, x = random_weight(form, rows, 32 * blocks, seed), rows_of(count, 32 * blocks, seed)
     found = ops.linear(x, (ops.prepare(weight),))[0]
-    torch.testing.assert_close(found, integer_product(x, weight), rtol=1e-5, atol=1e-3)
+    assert torch.equal(found, integer_product(x, weight))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -88,7 +93,7 @@ def test_any_size(cpu_library: Path, form: WeightFormat, size: tuple[int, int, i
 def test_the_largest_sums_do_not_overflow(operations: CpuOperations, quant: int, sign: int) -> None:
     for form in QUANTISED:
         weight = random_weight(form, 17, 64)
-        weight.data.view(17, 2, -1)[..., 4 if form == "q4_1" else 2 :] = quant
+        weight.data.view(17, 2, -1)[..., HEADERS.get(form, 1) :] = quant
         x = sign * torch.ones(5, 64)
         found = operations.linear(x, (operations.prepare(weight),))[0]
         torch.testing.assert_close(found, x @ dequantize(weight).T, rtol=1e-5, atol=1e-4)
@@ -162,3 +167,18 @@ def test_a_profile_is_chosen_by_name(cpu_library: Path, kind: str) -> None:
 def test_the_fallback_multiplies_in_integers_too() -> None:
     weight, x = random_weight("q8_0", 20, 96), rows_of(4, 96)
     assert torch.equal(TorchOperations("fast").linear(x, (weight,))[0], integer_product(x, weight))
+
+
+def test_a_sum_and_a_product_are_rounded_once() -> None:
+    """Where most of a product cancels, and where a sum lies half-way between two values of float32."""
+    generator = torch.Generator().manual_seed(4)
+    a, b, e = torch.randn(3, 4000, generator=generator)
+    c = torch.cat((-a * b * (1 + 1e-6 * e), a * b * (1e7 * e).exp2().clamp(1e-9, 1e9)))
+    a, b = a.repeat(2), b.repeat(2)
+    a[:3], b[:3], c[:3] = 1 + 2**-23, 1 + 2**-23, torch.tensor([2.0**25, 2.0**24 + 2, 3.0])
+    for found, *terms in zip(multiply_add(a, b, c).tolist(), a.tolist(), b.tolist(), c.tolist(), strict=True):
+        x, y, z = map(Fraction, terms)
+        near = torch.tensor(float(x * y + z))
+        ends = (torch.nextafter(near, torch.tensor(end)).item() for end in (-torch.inf, torch.inf))
+        distances = {value: abs(Fraction(value) - (x * y + z)) for value in (near.item(), *ends)}
+        assert distances[found] == min(distances.values()), terms

@@ -19,7 +19,7 @@ from engine.model.deepseek.hyper_connections import Stream
 from engine.model.deepseek.model import DeepseekModel
 from engine.model.deepseek.rows import Rows, SequenceRows
 from engine.model.tensor_source import TensorsInMemory
-from kernels.operations import select_operations
+from kernels.operations import Profile, select_operations
 
 FOLDER = Path(__file__).parents[3] / "data" / "v41_golden"
 SETS = ("a", "b")
@@ -75,6 +75,7 @@ def golden_model(
     config: DeepseekConfig | None = None,
     tensors: dict[str, Tensor] | None = None,
     kind: str = "auto",
+    profile: Profile = "exact",
     compressed_ids: Tensor | None = None,
 ) -> DeepseekModel:
     """A set's model, or with another config or other tensors in place of some."""
@@ -82,7 +83,7 @@ def golden_model(
     source = TensorsInMemory({**golden_tensors(name), **(tensors or {})}, name)
     if config.engram_layer_ids and compressed_ids is None:
         compressed_ids = compress_ids(Tokenizer.from_file(str(FOLDER / name / "tokenizer.json")))
-    return DeepseekModel(config, source, select_operations(1, kind), compressed_ids)
+    return DeepseekModel(config, source, select_operations(1, kind, profile), compressed_ids)
 
 
 class RandomTensors:

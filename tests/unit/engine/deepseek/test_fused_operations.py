@@ -25,6 +25,7 @@ from kernels.cpu.build import compile_to
 from kernels.cpu.library import open_library
 from kernels.cpu.operations import CpuOperations
 from kernels.fused import EntrySource
+from kernels.operations import Operations
 from kernels.torch_operations import TorchOperations
 
 FORMS = {"of this processor": (), "8 lanes": ("-DLANES=8",), "16 lanes": ("-DLANES=16", "-mno-avx512f")}
@@ -55,12 +56,15 @@ class Tables(RandomTensors):
     """Weights that are bfloat16's, and the table of a hash layer."""
 
     narrow: bool = False
+    experts_in_fp4: bool = False
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name.endswith("tid2eid"):
             chosen = torch.rand(shape[0], SHAPE.n_routed_experts, generator=torch.Generator().manual_seed(3))
             return chosen.argsort(1)[:, : shape[1]].float()
         values = super().take(name, shape)
+        if self.experts_in_fp4 and ".experts." in name:
+            return values.sign() * (values.abs() * 8).round().clamp(max=4) / 4
         return values.bfloat16().float() if self.narrow else values
 
 
@@ -68,7 +72,7 @@ def _angles(rows: slice) -> Angles:
     return Angles(_randn(ROWS, 16)[rows], _randn(ROWS, 16)[rows].flip(1))
 
 
-def _site(source: Tables, streams: int, delayed: bool):
+def _site(source: Tables, ops: Operations, streams: int, delayed: bool):
     shape = replace_shape(hc_mult=streams)
     norm = RmsNorm.take(source, "norm", SHAPE.hidden_size, 1e-6)
     site = HyperConnection(shape, source, "s", norm)
@@ -82,38 +86,39 @@ def _site(source: Tables, streams: int, delayed: bool):
     return run
 
 
-def _streams(source: Tables):
+def _streams(source: Tables, ops: Operations):
     x, y, post, mix = _randn(ROWS, 4, 80), _randn(ROWS, 80), _randn(ROWS, 4), _randn(ROWS, 4, 4)
     return lambda ops, r: add_output(ops, x[r], y[r], Coefficients(post[r], post[r], mix[r])).x
 
 
-def _experts(source: Tables):
-    mixture, x = MixtureOfExperts(SHAPE, source, "ffn", 9, 3), _randn(ROWS, 80)
+def _experts(source: Tables, ops: Operations):
+    mixture, x = MixtureOfExperts(SHAPE, source, ops, "ffn", experts=9, experts_per_row=3), _randn(ROWS, 80)
     assert mixture._fused is not None
     image = torch.arange(ROWS) % 5 == 0
     return lambda ops, rows: mixture(ops, x[rows], image[rows])
 
 
-def _hashed(source: Tables):
-    mixture, x, ids = HashedExperts(SHAPE, source, "ffn"), _randn(ROWS, 80), torch.arange(ROWS)
+def _hashed(source: Tables, ops: Operations):
+    mixture, x, ids = HashedExperts(SHAPE, source, ops, "ffn"), _randn(ROWS, 80), torch.arange(ROWS)
     assert mixture._fused is not None
     return lambda ops, rows: mixture(ops, x[rows], ids[rows])
 
 
-def _keys(source: Tables):
-    keys, x = Keys(SHAPE, source, "a", (Dense.of(source.take("more", (21, 80))),)), _randn(ROWS, 80)
+def _keys(source: Tables, ops: Operations):
+    more = (Dense.of(source.take("more", (21, 80))),)
+    keys, x = Keys(SHAPE, source, ops, "a", more), _randn(ROWS, 80)
     assert keys._fused is not None
     return lambda ops, rows: torch.cat(keys(ops, x[rows], _angles(rows)), 1)
 
 
-def _queries(source: Tables, head_norm: bool):
-    queries = Queries(SHAPE, source, "a", indexed=True, head_norm=head_norm)
+def _queries(source: Tables, ops: Operations, head_norm: bool):
+    queries = Queries(SHAPE, source, ops, "a", indexed=True, head_norm=head_norm)
     assert queries._fused is not None
     x = _randn(ROWS, 80)
     return lambda ops, rows: torch.cat(queries(ops, x[rows], _angles(rows)), 1)
 
 
-def _attention(source: Tables, heads: int):
+def _attention(source: Tables, ops: Operations, heads: int):
     pool = torch.cat((torch.zeros(1, 80), _randn(90, 80)))
     index = torch.randint(0, 91, (ROWS, 50), generator=torch.Generator().manual_seed(1))
     q, sinks = _randn(ROWS, heads, 80), _randn(heads)
@@ -125,14 +130,14 @@ def _attention(source: Tables, heads: int):
     return run
 
 
-def _output(source: Tables):
+def _output(source: Tables, ops: Operations):
     shape = replace_shape(head_dim=32)
-    output, x = GroupedOutput(shape, source, "a"), _randn(ROWS, 6, 32)
+    output, x = GroupedOutput(shape, source, ops, "a"), _randn(ROWS, 6, 32)
     assert output._fused is not None
     return lambda ops, rows: output(ops, x[rows])
 
 
-def _scores(source: Tables):
+def _scores(source: Tables, ops: Operations):
     keys = KeyRows(_randn(200, 32), torch.randperm(200, generator=torch.Generator().manual_seed(1))[:131])
     q, weights, visible = _randn(ROWS, 5, 32), _randn(ROWS, 5), torch.arange(ROWS) * 4
     return lambda ops, rows: index_scores(ops, q[rows], weights[rows], keys, visible[rows])
@@ -143,17 +148,17 @@ def replace_shape(**fields: int) -> Any:
 
 
 CALLS = {
-    "site": lambda source: _site(source, 4, delayed=False),
-    "site of two streams": lambda source: _site(source, 2, delayed=True),
-    "site of eight streams": lambda source: _site(source, 8, delayed=True),
+    "site": lambda source, ops: _site(source, ops, 4, delayed=False),
+    "site of two streams": lambda source, ops: _site(source, ops, 2, delayed=True),
+    "site of eight streams": lambda source, ops: _site(source, ops, 8, delayed=True),
     "streams": _streams,
     "experts by score": _experts,
     "experts by token": _hashed,
     "keys": _keys,
-    "queries": lambda source: _queries(source, head_norm=False),
-    "queries with a norm of heads": lambda source: _queries(source, head_norm=True),
-    "attention": lambda source: _attention(source, 8),
-    "attention of three heads": lambda source: _attention(source, 3),
+    "queries": lambda source, ops: _queries(source, ops, head_norm=False),
+    "queries with a norm of heads": lambda source, ops: _queries(source, ops, head_norm=True),
+    "attention": lambda source, ops: _attention(source, ops, 8),
+    "attention of three heads": lambda source, ops: _attention(source, ops, 3),
     "output": _output,
     "index scores": _scores,
 }
@@ -163,10 +168,29 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 @torch.inference_mode()
 def test_one_call_agrees_with_pytorch_and_a_row_with_itself(library, name, narrow):
-    run = CALLS[name](Tables(narrow=narrow))
+    run = CALLS[name](Tables(narrow=narrow), TorchOperations())
     together = run(CpuOperations(2, library=library), slice(0, ROWS))
     torch.testing.assert_close(together, run(TorchOperations(), slice(0, ROWS)), rtol=2e-5, atol=2e-5)
     one = CpuOperations(1, library=library)
+    for start, stop in ((0, 1), (5, 6), (ROWS - 1, ROWS), (3, 11), (1, ROWS)):
+        assert torch.equal(run(one, slice(start, stop)), together[start:stop]), (start, stop)
+
+
+IN_WHOLE_NUMBERS = (
+    "experts by score", "experts by token", "keys", "queries", "queries with a norm of heads", "output"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("experts_in_fp4", [False, True], ids=["MXINT8", "MXFP4"])
+@pytest.mark.parametrize("name", IN_WHOLE_NUMBERS)
+@torch.inference_mode()
+def test_one_call_in_whole_numbers_agrees_with_pytorch_and_a_row_with_itself(library, name, experts_in_fp4):
+    source = Tables(experts_in_fp4=experts_in_fp4)
+    two, one = (CpuOperations(threads, "fast", library=library) for threads in (2, 1))
+    run = CALLS[name](source, two)
+    together, plain = run(two, slice(0, ROWS)), TorchOperations("fast")
+    expected = CALLS[name](source, plain)(plain, slice(0, ROWS))
+    torch.testing.assert_close(together, expected, rtol=2e-5, atol=2e-5)
     for start, stop in ((0, 1), (5, 6), (ROWS - 1, ROWS), (3, 11), (1, ROWS)):
         assert torch.equal(run(one, slice(start, stop)), together[start:stop]), (start, stop)
 
@@ -230,6 +254,6 @@ def test_what_does_not_exist_is_refused(library):
     q, store = _randn(1, 2, 48), _randn(10, 48)
     with pytest.raises(ValueError, match="outside"):
         ops.attend(q, [EntrySource(store, torch.tensor([[10]]), 0)], _randn(2), 0.1, None)
-    mixture = MixtureOfExperts(SHAPE, Tables(), "ffn", 9, 3)
+    mixture = MixtureOfExperts(SHAPE, Tables(), TorchOperations(), "ffn", experts=9, experts_per_row=3)
     with pytest.raises(ValueError, match="numbers"):
         mixture(CpuOperations(1, library=library), torch.full((1, 80), torch.nan), None)

@@ -14,10 +14,21 @@ from engine.model.deepseek.sequence_state import StateSpan, export_state, import
 QUANTISED = {"on": Quantisation(), "off": Quantisation.off()}
 
 
-@pytest.fixture(scope="module", params=[("a", "on"), ("a", "off"), ("b", "off")], ids="-".join)
+RUNS = [
+    ("a", "on", "auto", "exact"),
+    ("a", "off", "auto", "exact"),
+    ("b", "off", "auto", "exact"),
+    ("a", "on", "auto", "fast"),
+    ("b", "off", "auto", "fast"),
+    ("a", "on", "torch", "fast"),
+]
+
+
+@pytest.fixture(scope="module", params=RUNS, ids="-".join)
 def model(request, cpu_library):
-    name, quantised = request.param
-    return name, golden_model(name, config=golden_config(name, QUANTISED[quantised]))
+    name, quantised, kind, profile = request.param
+    config = golden_config(name, QUANTISED[quantised])
+    return name, golden_model(name, config=config, kind=kind, profile=profile)
 
 
 @lru_cache

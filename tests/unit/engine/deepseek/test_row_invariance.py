@@ -126,6 +126,44 @@ def test_a_row_depends_on_itself_alone(name, kind, threads, cpu_library):
             assert torch.equal(run(*arguments, *part), together[start : start + count]), (count, start)
 
 
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+IN_4_BITS = E2M1[torch.randint(0, 8, (64, 100))] * _randn(64, 100).sign()
+IN_8_BITS = _randn(37, 100).to(torch.float8_e4m3fn).float()
+
+
+def _in_whole_numbers(operations):
+    """As OPERATIONS, of weights that these operations have prepared."""
+
+    def prepared(*weights):
+        return [Dense.prepared(weight, operations) for weight in weights]
+
+    model = golden_model("a", kind=operations.name, profile="fast")
+    alike, wide = prepared(IN_4_BITS, IN_8_BITS, _randn(37, 100)), prepared(_randn(9, 16_500))
+    assert {w.format for dense in alike for w in dense.parts} == {"mxfp4", "mxfp8", "mxint8"}
+    mixed = (alike[0], *WEIGHTS, *alike[1:])
+    engram, experts = model._engram.layers[1], model._blocks[4]._experts
+    return {
+        "linear": (lambda ops, x: torch.cat(numerics.linear(ops, x, mixed), 1), [_randn(ALL, 100)]),
+        "linear over many columns": (
+            lambda ops, x: numerics.linear(ops, x, wide)[0], [_randn(ALL, 16_500)]),
+        "experts": (experts, [_randn(ALL, 48), POSITIONS % 9 == 0]),
+        "Engram": (engram, [_randn(ALL, 4, 48), _randn(ALL, 192), POSITIONS % 9 == 0]),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["linear", "linear over many columns", "experts", "Engram"])
+@pytest.mark.parametrize("kind", ["c", "torch"])
+@torch.inference_mode()
+def test_a_row_depends_on_itself_alone_in_whole_numbers(name, kind, threads, cpu_library):
+    operations = select_operations(threads, kind, "fast")
+    run, tensors = _in_whole_numbers(operations)[name]
+    together = run(operations, *tensors)
+    for count in ROWS:
+        for start in {0, min(5, ALL - count)}:
+            part = [t[start : start + count].clone() for t in tensors]
+            assert torch.equal(run(operations, *part), together[start : start + count]), (count, start)
+
+
 @pytest.mark.parametrize("kind", ["c", "torch"])
 def test_a_score_depends_on_its_row_and_its_key_alone(kind, cpu_library):
     """A longer context has the scores of a shorter one, and more."""
@@ -143,10 +181,11 @@ def test_ties_go_to_the_lowest_positions(kind, cpu_library):
     assert numerics.top_k(scores, 9, ops).tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [1, 3, -1, -1, -1]]
 
 
+@pytest.mark.parametrize("profile", ["exact", "fast"])
 @pytest.mark.parametrize("rows", [r for r in ROWS if r > 1])
-def test_a_whole_step_of_many_sequences_gives_each_its_own_bits(rows, cpu_library):
+def test_a_whole_step_of_many_sequences_gives_each_its_own_bits(rows, profile, cpu_library):
     """Decode rows of up to 512 sequences in one step, against each of some alone."""
-    model = golden_model("a")
+    model = golden_model("a", profile=profile)
     cache = model.new_cache(rows, 2, rows)
     ids = torch.arange(rows) % 290 + 4
     together = model.forward(ids, [SequenceRows(s, [s], 0, 1) for s in range(rows)], cache)

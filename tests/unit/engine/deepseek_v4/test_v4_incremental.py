@@ -19,17 +19,19 @@ COUNT = 90
 
 
 RUNS = [
-    *(("auto", name, "in one call") for name in QUANTISED),
-    ("auto", "released", "composed"),
-    ("auto", "off", "composed"),
-    ("torch", "off", "in one call"),
+    *(("auto", name, "in one call", "exact") for name in QUANTISED),
+    ("auto", "released", "composed", "exact"),
+    ("auto", "off", "composed", "exact"),
+    ("torch", "off", "in one call", "exact"),
+    ("auto", "released", "in one call", "fast"),
+    ("auto", "off", "composed", "fast"),
 ]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids="-".join)
 def model(request, cpu_library):
-    kind, quantised, widths = request.param
-    return tiny_model(tiny_config(QUANTISED[quantised], **WIDTHS[widths]), kind)
+    kind, quantised, widths, profile = request.param
+    return tiny_model(tiny_config(QUANTISED[quantised], **WIDTHS[widths]), kind, profile)
 
 
 @lru_cache

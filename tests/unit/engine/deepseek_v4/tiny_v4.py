@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.model.deepseek.rows import SequenceRows
 from engine.model.deepseek_v4.config import DeepseekV4Config, V4Quantisation
 from engine.model.deepseek_v4.model import DeepseekV4Model
-from kernels.operations import select_operations
+from kernels.operations import Profile, select_operations
 
 TINY: dict[str, Any] = {
     "model_type": "deepseek_v4", "vocab_size": 128, "hidden_size": 64, "moe_intermediate_size": 32,
@@ -60,8 +60,10 @@ def tiny_config(quantisation: V4Quantisation = QUANTISED["off"], **fields: Any) 
     return DeepseekV4Config.from_dict({**TINY, **fields}, quantisation)
 
 
-def tiny_model(config: DeepseekV4Config | None = None, kind: Any = "auto") -> DeepseekV4Model:
-    return DeepseekV4Model(config or tiny_config(), RandomTensors(), select_operations(1, kind))
+def tiny_model(
+    config: DeepseekV4Config | None = None, kind: Any = "auto", profile: Profile = "exact"
+) -> DeepseekV4Model:
+    return DeepseekV4Model(config or tiny_config(), RandomTensors(), select_operations(1, kind, profile))
 
 
 def ids_of(count: int, seed: int = 0) -> list[int]:
