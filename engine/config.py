@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from engine.cache.tier_config import TierConfig
+
 Role = Literal["both", "prefill", "decode"]
 
 
@@ -24,3 +26,8 @@ class EngineConfig(BaseModel):
     max_sequences: int = Field(default=32, ge=1)  # in one step
     max_waiting: int = Field(default=512, ge=1)  # beyond it `add` refuses, the gateway answers 429
     token_budget: int = Field(default=256, ge=1)  # rows a step: bounds how long decoding waits for a prefill
+    starvation_s: float = Field(default=10.0, gt=0)  # who got no row for so long goes before everyone
+    # of a preempted sequence's KV; swap needs tiers.host_bytes, and recomputes where these are full
+    preemption: Literal["recompute", "swap"] = "recompute"
+    kv_events: bool = False  # tell routers what the prefix cache holds: `Engine.take_events`
+    tiers: TierConfig = TierConfig()

@@ -4,23 +4,31 @@ Roles: `both` serves a request from prompt to end. `prefill` computes the prompt
 gives out a hand-off; `decode` adopts hand-offs and goes on. A request's tokens are the same in all of them.
 """
 
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from engine.cache.block_pool import BlockPool, PoolStatistics
+from engine.cache.events import EventLog
+from engine.cache.tiers import Tiers, TierStatistics
 from engine.chat.text_stream import TextStream
 from engine.chat.tokenizer import ChatTokenizer
 from engine.config import EngineConfig
 from engine.errors import GrammarStuck, InvalidRequest, Overloaded
 from engine.handoff import Handoff, adopt, hand_over
-from engine.model.base import ChunkRows, Model
+from engine.loading import Loading
+from engine.model.base import ChunkRows, Held, Model
 from engine.model.registry import load_model
 from engine.request import FinishReason, Request, Sequence, Stages
+from engine.residence import Residence, bytes_of
+from engine.sampling.candidates import Logits
 from engine.sampling.step_sampler import StepSampler
-from engine.scheduler.scheduler import Chunk, Scheduler, SchedulerStatistics
+from engine.scheduler.pace import Pace
+from engine.scheduler.scheduler import Chunk, Limits, Scheduler, SchedulerStatistics
 from protocol.clock import Clock, SystemClock
+from protocol.kv_events import KvEventBatch
 from protocol.sampling import SamplingParams
 from protocol.sampling_reply import TokenLogprobs
 
@@ -36,6 +44,8 @@ class TokenOutput:
     stages: Stages
     num_cached: int
     logprobs: TokenLogprobs | None = None
+    choice: int = 0  # which of the request's outputs
+    resumed: tuple[int, ...] = ()  # where windows were run again: what it takes to go on elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,9 @@ class EngineStatistics:
     rows: int
     scheduler: SchedulerStatistics
     pool: PoolStatistics
+    tiers: TierStatistics
+    swapped_bytes: int  # that went to host memory, since the start
+    loading: int  # requests that wait for the disk
 
 
 class Engine:
@@ -73,12 +86,22 @@ class Engine:
                 parameter="kv_cache_bytes", hint=f"give at least {block_bytes}",
             )  # fmt: skip
         self._capacity = num_blocks * config.block_tokens
+        self.events = EventLog() if config.kv_events else None
+        self.pool = BlockPool(num_blocks, config.block_tokens, self.events)
+        self._num_blocks = num_blocks
         self.state = self.model.new_state(num_blocks, config.block_tokens, config.max_sequences)
-        self.pool = BlockPool(num_blocks, config.block_tokens)
-        self._scheduler = Scheduler(
-            self.pool, self.model, max_sequences=config.max_sequences, token_budget=config.token_budget,
-            salt=self.fingerprint.encode(),
+        rules = self.model.resume_rules
+        tiers = Tiers(
+            config.tiers, self._clock, self.fingerprint,
+            windows_on_disk=rules.window > 0 and not rules.replay,
+            bytes_of=lambda held: bytes_of(self.state, held),
         )  # fmt: skip
+        self._residence = Residence(self.state, tiers)
+        self._scheduler = Scheduler(
+            self.pool, rules, _limits(config, rules.window), model=self.fingerprint, kept=tiers
+        )
+        self._loading = Loading(self.pool, self._scheduler, tiers)
+        self._pace = Pace()
         self._eos_ids = self.model.eos_ids
         self.sampler = StepSampler(
             self.model.vocabulary, self._eos_ids, lambda: self.model.tokenizer().token_bytes()
@@ -112,20 +135,59 @@ class Engine:
 
     def abort(self, request_id: str) -> bool:
         """Forget a request and free what it held; False where it is not here (any more)."""
-        sequence = self._sequences.pop(request_id, None)
-        self.sampler.forget(request_id)
-        if sequence is not None:
-            self._scheduler.remove(sequence)
-        return sequence is not None
+        found = [s for s in self._sequences.values() if s.request.id == request_id]
+        for sequence in found:
+            self._end(sequence)
+        return bool(found)
+
+    def fork(self, request_id: str, fork_id: str, sampling: SamplingParams | None = None) -> None:
+        """Another request that goes on from where a running one is, on the same blocks, with all its tokens.
+
+        Its outputs count on from there. `sampling`: its own, or the other's. Raises InvalidRequest.
+        """
+        parent = self._sequences.get(request_id)
+        if parent is None or parent.resumed is None:
+            raise InvalidRequest(f"request {request_id!r} has not begun to run here", parameter="request_id")
+        request = replace(parent.request, id=fork_id, sampling=sampling or parent.sampling, choices=1)
+        self._validate(request)
+        child = parent.fork(0)
+        child.request = request
+        if fork_id in self._sequences:
+            raise InvalidRequest(f"request {fork_id!r} is already running", parameter="request_id")
+        self._sequences[child.id] = child
+        self._place(parent, child)
+
+    def update_weights(self, version: str, model: str | None = None) -> None:
+        """Go on with other weights, between two steps: those of `model`, which must have the same shape, or,
+        without it, those that their owner has changed in place.
+
+        No cached KV is used again; running requests keep their tokens and compute them anew. Blocks for as
+        long as reading takes. Raises UnknownModel, BrokenModelFile, InvalidRequest; then all stays as it was.
+        """
+        if model is not None:
+            self._replace_model(model)
+        self.fingerprint = self.model.fingerprint if not version else f"{self.model.fingerprint}@{version}"
+        for sequence in self._sequences.values():
+            self._residence.leave(sequence)
+        self._loading.give_up()
+        self._scheduler.renew(self.model.fingerprint, version)
+        self._residence.tiers.renew(self.model.fingerprint, version)
 
     def step(self) -> StepResult:
         """Run one step: every scheduled row through the model. Blocks for the length of it."""
-        chunks = self._scheduler.schedule()
-        if not chunks:
+        now_ns, waiting = self._clock.now_ns(), self._loading.waiting
+        self._loading.advance(now_ns, idle=bool(waiting) and len(waiting) == len(self._sequences))
+        plan = self._scheduler.schedule(now_ns)
+        begun = self._residence.carry_out(plan.orders)
+        self._stamp(begun, plan.chunks)
+        if not plan.chunks:
             return StepResult()
-        self._begin(chunks)
-        logits = self._run(chunks)
-        return self._postprocess(chunks, logits)
+        logits = self._run(plan.chunks)
+        return self._postprocess(plan.chunks, logits)
+
+    def take_events(self) -> KvEventBatch | None:
+        """What the prefix cache has taken in and given up since the last call, with `kv_events` on."""
+        return self.events.cut(time.time()) if self.events is not None else None
 
     def generate(
         self,
@@ -158,17 +220,27 @@ class Engine:
         return [stream.text for stream in streams.values()]
 
     def statistics(self) -> EngineStatistics:
-        return EngineStatistics(self._steps, self._rows, self._scheduler.statistics(), self.pool.statistics())
+        residence = self._residence
+        return EngineStatistics(
+            self._steps, self._rows, self._scheduler.statistics(), self.pool.statistics(),
+            residence.tiers.statistics(), residence.swapped_bytes, len(self._loading.waiting),
+        )  # fmt: skip
 
     def check_integrity(self) -> None:
-        """Every block and sequence is owned or free; raises AssertionError."""
+        """Every block, slot, pin, swapped byte and sequence is owned or free; raises AssertionError."""
         self._scheduler.check_integrity()
-        queued = {s.id for s in (*self._scheduler.waiting, *self._scheduler.running)}
-        assert queued == self._sequences.keys(), "a sequence is neither waiting nor running"
+        places = (*self._scheduler.waiting, *self._scheduler.running, *self._loading.waiting)
+        queued = {s.id for s in places}
+        assert len(queued) == len(places), "a sequence is in two places"
+        assert queued == self._sequences.keys(), "a sequence is neither waiting, running nor loading"
+        self._loading.check_integrity()
+        self._residence.check_integrity()
         self.sampler.check_integrity(queued)
 
     def close(self) -> None:
-        """End what the engine has started beside itself: threads of the model, the grammars' process."""
+        """End what the engine has started beside itself: threads of the model and the disk, the grammars'
+        process. Blocks until what is to be kept on disk is there."""
+        self._residence.tiers.close()
         self.sampler.close()
         self.model.close()
 
@@ -194,25 +266,58 @@ class Engine:
     def _enqueue(self, sequence: Sequence) -> None:
         if sequence.id in self._sequences:
             raise InvalidRequest(f"request {sequence.id!r} is already running", parameter="request_id")
-        if self._scheduler.statistics().waiting >= self.config.max_waiting:
-            raise Overloaded(f"{self.config.max_waiting} requests are waiting", hint="try again later")
+        if len(self._scheduler.waiting) + len(self._loading.waiting) >= self.config.max_waiting:
+            wait_s = self._pace.refused()
+            raise Overloaded(
+                f"{self.config.max_waiting} requests are waiting",
+                hint=f"try again in {wait_s:.0f} s", retry_after_s=wait_s,
+            )  # fmt: skip
         self._sequences[sequence.id] = sequence
-        self._scheduler.add(sequence)
+        self._loading.add(sequence)
 
-    def _begin(self, chunks: list[Chunk]) -> None:
-        """Stamp what runs for the first time; tell the state of new slots; write hand-offs into them."""
+    def _end(self, sequence: Sequence) -> None:
+        """Free whatever a sequence holds, wherever it is; nothing where it has ended."""
+        if self._sequences.pop(sequence.id, None) is None:
+            return
+        self.sampler.forget(sequence.id)
+        self._residence.leave(sequence)
+        if not self._loading.remove(sequence):
+            self._scheduler.remove(sequence)
+
+    def _place(self, parent: Sequence, child: Sequence) -> None:
+        """Run a fork on its parent's blocks, or queue it."""
+        if self._scheduler.fork(parent, child):
+            self.state.copy_slot(parent.slot, child.slot)
+
+    def _replace_model(self, name: str) -> None:
+        config, old = self.config, self.model
+        new = load_model(
+            name, threads=config.threads, operations=config.operations, profile=config.profile,
+            replay=config.replay, caches=config.caches,
+        )  # fmt: skip
+        shape = (old.vocabulary, old.max_positions, old.cache_bytes_per_token(), old.resume_rules)
+        if (new.vocabulary, new.max_positions, new.cache_bytes_per_token(), new.resume_rules) != shape:
+            new.close()
+            raise InvalidRequest(f"the model {name!r} has another shape", parameter="model")
+        self.model = new
+        self.state = new.new_state(self._num_blocks, config.block_tokens, config.max_sequences)
+        self._residence.state = self.state
+        old.close()
+
+    def _stamp(self, begun: list[Sequence], chunks: list[Chunk]) -> None:
+        """When hand-offs were adopted, and when what runs did so first; what was prefetched is used now."""
         now = self._clock.now_ns()
+        for sequence in begun:
+            self._loading.begun(sequence)
+            if (
+                sequence.stages.prefilled_ns
+                and not sequence.stages.adopted_ns
+                and self.config.role == "decode"
+            ):
+                sequence.stages = replace(sequence.stages, adopted_ns=now)
         for sequence in (chunk.sequence for chunk in chunks):
-            if sequence.incoming is None and sequence.stages.scheduled_ns == 0:
+            if sequence.stages.scheduled_ns == 0:
                 sequence.stages = replace(sequence.stages, scheduled_ns=now)
-            if sequence.begun:
-                continue
-            self.state.begin(sequence.slot, sequence.token_ids[: sequence.num_computed])
-            sequence.begun = True
-            if sequence.incoming is not None:
-                self.state.import_(sequence.held(sequence.num_computed), sequence.incoming)
-                sequence.incoming = None
-                sequence.stages = replace(sequence.stages, adopted_ns=self._clock.now_ns())
 
     def _run(self, chunks: list[Chunk]) -> Tensor:
         """Logits [R, V] of the last row of each completing chunk, in order."""
@@ -226,42 +331,74 @@ class Engine:
         now = self._clock.now_ns()
         for chunk in chunks:
             sequence, completes = chunk.sequence, chunk.completes
-            self._scheduler.computed(chunk)
+            self._residence.keep(self._scheduler.computed(chunk))
+            if (key := self._scheduler.windows_due(sequence)) is not None:
+                self._residence.keep_windows(sequence, key)
             if not completes:
                 continue
-            index = sequence.num_generated
-            try:
-                choice = self.sampler.choose(
-                    next(rows),
-                    sequence.id,
-                    sequence.request.sampling,
-                    sequence.token_ids,
-                    sequence.num_prompt,
-                )
-            except GrammarStuck as error:
-                result.failed.append((sequence.id, error))
-                self.abort(sequence.id)
-                continue
-            sequence.token_ids.append(choice.token_id)
-            if index == 0:
-                sequence.stages = replace(sequence.stages, prefilled_ns=now)
-            reason = sequence.next_finish(self._eos_ids)
-            result.tokens.append(
-                TokenOutput(
-                    sequence.id,
-                    index,
-                    (sequence.token_ids[-1],),
-                    reason,
-                    sequence.stages,
-                    sequence.num_cached,
-                    choice.logprobs,
-                )
-            )
-            if reason is None and self.config.role == "prefill":
-                result.handoffs.append(hand_over(sequence, self.fingerprint, self.state))
-            if reason is not None or self.config.role == "prefill":
-                self.abort(sequence.id)
+            row, held = next(rows), sequence.held(sequence.num_computed)
+            for output in self._outputs(sequence):
+                self._choose(output, row, now, result)
+                if self.config.role == "prefill":
+                    self._hand_over(output, held, result)
         return result
+
+    def _hand_over(self, sequence: Sequence, held: Held, result: StepResult) -> None:
+        """Give an output away behind its first token, unless that was its last."""
+        if result.tokens and result.tokens[-1].finish_reason is None:
+            result.handoffs.append(hand_over(sequence, held, self.fingerprint, self.state))
+        self._end(sequence)
+
+    def _outputs(self, sequence: Sequence) -> list[Sequence]:
+        """The sequence, and where its prompt has just been computed the request's other outputs."""
+        request = sequence.request
+        if sequence.choice or request.choices == 1 or sequence.num_generated > len(request.generated_ids):
+            return [sequence]
+        children = [sequence.fork(number) for number in range(1, request.choices)]
+        for child in children:
+            self._sequences[child.id] = child
+            if self.config.role == "prefill":
+                self._scheduler.add(child)  # for a moment: it is handed over at once
+            else:
+                self._place(sequence, child)
+        return [sequence, *children]
+
+    def _choose(self, sequence: Sequence, row: Logits, now: int, result: StepResult) -> None:
+        """The next token from a row of logits; ends the sequence where that is the last."""
+        index, request_id = sequence.num_generated, sequence.request.id
+        try:
+            choice = self.sampler.choose(
+                row, sequence.id, sequence.sampling, sequence.token_ids, sequence.num_prompt
+            )
+        except GrammarStuck as error:
+            result.failed.append((request_id, error))
+            self.abort(request_id)
+            return
+        sequence.token_ids.append(choice.token_id)
+        if sequence.stages.prefilled_ns == 0:
+            sequence.stages = replace(sequence.stages, prefilled_ns=now)
+        reason = sequence.next_finish(self._eos_ids)
+        result.tokens.append(
+            TokenOutput(
+                request_id, index, (choice.token_id,), reason, sequence.stages, sequence.num_cached,
+                choice.logprobs, sequence.choice, sequence.resumed or (),
+            )
+        )  # fmt: skip
+        if reason is not None:
+            self._pace.finished(now)
+            self._end(sequence)
+
+
+def _limits(config: EngineConfig, window: int) -> Limits:
+    """Windows are kept at ends of blocks, and only where there is memory for them."""
+    blocks = -(-(config.tiers.window_interval or 4 * window) // config.block_tokens)
+    return Limits(
+        config.max_sequences,
+        config.token_budget,
+        int(config.starvation_s * 1e9),
+        blocks * config.block_tokens if config.tiers.most_window_bytes else 0,
+        config.preemption,
+    )
 
 
 def _rows_of(chunk: Chunk) -> ChunkRows:

@@ -6,7 +6,8 @@ DockyardError
 │   ├── BrokenModelFile     a file that cannot be what it says: truncated, foreign, a tensor missing
 │   ├── InvalidRequest      a request that this model cannot serve; the gateway answers 400
 │   │   └── GrammarStuck    an output that its grammar lets neither go on nor end
-│   └── BrokenHandoff       a KV hand-off of another version, model or checksum
+│   ├── BrokenHandoff       a KV hand-off of another version, model or checksum
+│   └── UnusableTier        a folder for KV that cannot be read or written
 └── ResourceShortage
     └── Overloaded          the queue is full; the gateway answers 429
 """
@@ -34,4 +35,12 @@ class GrammarStuck(InvalidRequest): ...
 class BrokenHandoff(InvalidInput): ...
 
 
-class Overloaded(ResourceShortage): ...
+class UnusableTier(InvalidInput): ...
+
+
+class Overloaded(ResourceShortage):
+    """`retry_after_s`: when there is likely to be room again."""
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_s: float = 1.0) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s

@@ -6,6 +6,7 @@ from engine.cache.kv_cache import payload_crc
 from engine.errors import BrokenHandoff
 from engine.model.base import Bounds, Held, State
 from engine.request import Request, Sequence, Stages
+from engine.scheduler.resume import Pass
 from protocol.handoff import HANDOFF_VERSION, HandoffHeader, KvPayload, StageTimes, StateLayout
 
 
@@ -15,9 +16,8 @@ class Handoff:
     payload: KvPayload
 
 
-def hand_over(sequence: Sequence, model: str, state: State) -> Handoff:
-    """Copy out a sequence whose prompt is computed and whose first token is chosen."""
-    held = sequence.held(sequence.num_computed)
+def hand_over(sequence: Sequence, held: Held, model: str, state: State) -> Handoff:
+    """Copy out a sequence whose prompt, which is `held`, is computed and whose first token is chosen."""
     payload = state.export(held)
     stages = sequence.stages
     header = HandoffHeader(
@@ -34,6 +34,11 @@ def hand_over(sequence: Sequence, model: str, state: State) -> Handoff:
         priority=sequence.request.priority,
         sampling=sequence.request.sampling,
         stages=StageTimes(stages.arrived_ns, stages.scheduled_ns, stages.prefilled_ns),
+        resumed=sequence.resumed or (),
+        choice=sequence.choice,
+        choices=sequence.request.choices,
+        cache_salt=sequence.request.cache_salt,
+        slack_ms=sequence.request.slack_ms,
     )
     return Handoff(header, payload)
 
@@ -50,15 +55,21 @@ def adopt(handoff: Handoff, model: str, state: State) -> Sequence:
     _expect("layout", header.layout, state.layout(held))
     _expect("payload bytes", handoff.payload.nbytes, _bytes_of(header.layout))
     _expect("crc32", payload_crc(handoff.payload), header.crc32)
-    request = Request(header.request_id, header.prompt_ids, header.sampling, header.priority)
+    request = Request(
+        header.request_id, header.prompt_ids, header.sampling, header.priority, header.slack_ms,
+        header.choices, header.cache_salt,
+    )  # fmt: skip
     times = header.stages
     return Sequence(
         request,
         [*header.prompt_ids, *header.generated_ids],
         len(header.prompt_ids),
+        header.choice,
         num_cached=header.num_cached,
-        bounds=bounds,
+        resumed=header.resumed,
+        passes=(Pass(bounds),),
         incoming=handoff.payload,
+        num_incoming=len(header.prompt_ids),
         stages=Stages(times.arrived_ns, times.scheduled_ns, times.prefilled_ns),
     )
 
@@ -66,7 +77,8 @@ def adopt(handoff: Handoff, model: str, state: State) -> Sequence:
 def _bounds(header: HandoffHeader) -> Bounds:
     """Raises BrokenHandoff where they cannot be those of the prompt."""
     bounds = Bounds(*header.bounds)
-    if not all(0 <= bound <= len(header.prompt_ids) for bound in header.bounds):
+    places = (*header.bounds, *header.resumed)
+    if not all(0 <= bound <= len(header.prompt_ids) for bound in places):
         raise BrokenHandoff(f"hand-off field 'bounds' is {header.bounds!r}, beyond the prompt")
     return bounds
 

@@ -1,9 +1,11 @@
 """A request as an engine takes it, and the sequence that it becomes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from engine.cache.keys import ImageKey
 from engine.model.base import Bounds, Held
+from engine.scheduler.resume import Pass
 from protocol.handoff import KvPayload
 from protocol.sampling import SamplingParams
 
@@ -18,6 +20,13 @@ class Request:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams = SamplingParams()  # noqa: RUF009 - frozen
     priority: int = 0
+    slack_ms: float = 0.0  # how much later it may start without holding anyone up
+    choices: int = 1  # outputs for the one prompt, which is computed once; number k has the seed plus k
+    cache_salt: str = ""  # requests share cached prefixes with those of the same salt alone
+    images: tuple[ImageKey, ...] = ()  # among the prompt's tokens
+    # Of a stream that goes on elsewhere: the tokens given out so far, and where windows were run again there.
+    generated_ids: tuple[int, ...] = ()
+    resumed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +46,43 @@ class Sequence:
     request: Request
     token_ids: list[int]
     num_prompt: int
+    choice: int = 0  # which of the request's outputs
     num_computed: int = 0  # positions whose KV is in the cache
     num_cached: int = 0  # of those, taken from the prefix cache at the first scheduling
     blocks: list[int] = field(default_factory=list[int])
     num_registered: int = 0  # leading blocks that the prefix cache knows
-    chain: list[bytes] = field(default_factory=list[bytes])  # hashes of its full blocks, as far as asked for
+    chain: list[bytes] = field(default_factory=list[bytes])  # keys of its full blocks, as far as asked for
+    keys: dict[tuple[bytes, bool], bytes] = field(
+        default_factory=dict[tuple[bytes, bool], bytes]
+    )  # worked out
     slot: int = -1  # of the model's state; -1 while it waits
-    bounds: Bounds | None = None  # of its rows; fixed when it first runs
-    rebuilding: bool = False  # its cached prefix is gone, and its entries are computed anew first
-    begun: bool = False  # the state knows that it has the slot
-    incoming: KvPayload | None = None  # a hand-off whose KV waits for blocks
+    resumed: tuple[int, ...] | None = None  # its lineage (engine.scheduler.resume); None until it first runs
+    passes: tuple[
+        Pass, ...
+    ] = ()  # over its rows, the current one first; those before the last rebuild entries
+    incoming: KvPayload | None = None  # a state that waits for blocks: a hand-off, or swapped out
+    num_incoming: int = 0  # positions that it holds; above 0 also while a swap is on its way
+    windows_key: bytes | None = None  # of the newest windows that were kept while it decodes
+    served_ns: int = 0  # when it last got rows
     stages: Stages = Stages()
 
     @classmethod
     def start(cls, request: Request, arrived_ns: int) -> "Sequence":
-        ids = list(request.prompt_ids)
-        return cls(request, ids, len(ids), stages=Stages(arrived_ns=arrived_ns))
+        ids = [*request.prompt_ids, *request.generated_ids]
+        lineage = request.resumed if request.generated_ids else None
+        stages = Stages(arrived_ns=arrived_ns)
+        return cls(request, ids, len(request.prompt_ids), resumed=lineage, stages=stages)
 
     @property
     def id(self) -> str:
-        return self.request.id
+        """The request's; of further outputs with their number."""
+        return f"{self.request.id}#{self.choice}" if self.choice else self.request.id
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The request's, with this output's seed."""
+        sampling = self.request.sampling
+        return replace(sampling, seed=sampling.seed + self.choice) if self.choice else sampling
 
     @property
     def num_generated(self) -> int:
@@ -68,15 +94,27 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def rebuilding(self) -> bool:
+        """Whether entries that are gone are computed anew first."""
+        return len(self.passes) > 1
+
+    @property
     def row_bounds(self) -> Bounds:
-        """Of the rows that run next: to rebuild entries takes the encoder alone."""
-        assert self.bounds is not None, "bounds are fixed when a sequence is admitted"
-        return Bounds(decoder_from=self.bounds.write_from) if self.rebuilding else self.bounds
+        """Of the rows that run next."""
+        assert self.passes, "bounds are fixed when a sequence is admitted"
+        return self.passes[0].bounds
 
     def held(self, num_positions: int) -> Held:
         """What the model's state has of its first positions."""
-        assert self.bounds is not None, "a sequence that has run has bounds"
-        return Held(self.slot, self.blocks, num_positions, self.bounds)
+        return Held(self.slot, tuple(self.blocks), num_positions, self.passes[-1].bounds)
+
+    def fork(self, choice: int) -> "Sequence":
+        """Another output behind the same tokens, with the same lineage; it holds nothing yet."""
+        return Sequence(
+            self.request, list(self.token_ids), self.num_prompt, choice,
+            num_cached=self.num_cached, chain=list(self.chain), resumed=self.resumed,
+            served_ns=self.served_ns, stages=self.stages,
+        )  # fmt: skip
 
     def next_finish(self, eos_ids: frozenset[int]) -> FinishReason | None:
         """Whether the newest token ends the sequence."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from protocol.sampling import SamplingParams
 
-HANDOFF_VERSION = 2
+HANDOFF_VERSION = 3
 
 KvPayload = NDArray[np.uint8]
 StateLayout = tuple[tuple[str, int, int], ...]
@@ -42,6 +42,11 @@ class HandoffHeader(msgspec.Struct, frozen=True):
     priority: int
     sampling: SamplingParams
     stages: StageTimes
+    resumed: tuple[int, ...] = ()  # where windows were run again behind a cached prefix
+    choice: int = 0  # which of the request's outputs
+    choices: int = 1
+    cache_salt: str = ""
+    slack_ms: float = 0.0
 
 
 def encode_header(header: HandoffHeader) -> bytes:

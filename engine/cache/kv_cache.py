@@ -19,6 +19,10 @@ class KvCache:
         self.block_tokens = shape[3]
         self._array: NDArray[np.float32] = self.data.numpy()  # the same memory
 
+    @property
+    def block_bytes(self) -> int:
+        return self._array[:, 0].nbytes
+
     def layout(self, num_positions: int) -> StateLayout:
         """One part: the entries of one sequence, layer by layer, keys before values."""
         layers, _, _, _, heads, channels = self.data.shape

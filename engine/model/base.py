@@ -56,6 +56,28 @@ def check_prompt(token_ids: Sequence[int], vocabulary: int, max_positions: int) 
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ResumeRules:
+    """What a model makes of a cached prefix, whose blocks hold persistent entries alone.
+
+    With windows a row needs more than the blocks: its slot's windows at the place where it goes on, which are
+    kept apart. Where they are gone and `replay` is on, the last window of the prefix runs again instead, and
+    entries behind it are not those of a whole pass. `decoder`: decoder layers see the last window of a
+    prompt alone, and their own windows are no part of what is kept.
+    """
+
+    window: int = 0  # positions that a row reaches back over; 0: the blocks are all
+    replay: bool = False
+    decoder: bool = False
+
+    def decoder_from(self, num_prompt: int) -> int:
+        return max(num_prompt - self.window, 0) if self.decoder else 0
+
+    def exact_until(self, num_prompt: int) -> int:
+        """The last position at which kept windows serve a prompt: decoder layers start there themselves."""
+        return self.decoder_from(num_prompt) if self.decoder else num_prompt
+
+
 class State(Protocol):
     """Tensors by block and slot; who owns which is the engine's to know. Not thread-safe."""
 
@@ -84,6 +106,31 @@ class State(Protocol):
         """Write an export into blocks and slot. The payload may be read-only shared memory."""
         ...
 
+    @property
+    def block_bytes(self) -> int:
+        """Of one block's persistent entries."""
+        ...
+
+    def export_block(self, block: int) -> KvPayload:
+        """A copy of one block's persistent entries."""
+        ...
+
+    def import_block(self, block: int, payload: KvPayload) -> None:
+        """Raises BrokenHandoff where the payload has another size than `block_bytes`."""
+        ...
+
+    def copy_block(self, source: int, target: int) -> None: ...
+
+    def copy_slot(self, source: int, target: int) -> None: ...
+
+    def export_windows(self, slot: int, num_positions: int) -> KvPayload:
+        """What a sequence needs beside its blocks to go on from `num_positions`, as `ResumeRules` has it."""
+        ...
+
+    def import_windows(self, slot: int, num_positions: int, payload: KvPayload) -> None:
+        """Raises BrokenHandoff where the payload has another size."""
+        ...
+
 
 class Model(Protocol):
     """Weights and arithmetic. Not thread-safe; `close` ends what threads it has."""
@@ -102,13 +149,7 @@ class Model(Protocol):
         ...
 
     @property
-    def resumes_exactly(self) -> bool:
-        """Whether rows behind a cached prefix come out as if there had been none."""
-        ...
-
-    def bounds(self, num_prompt: int, num_cached: int) -> Bounds:
-        """For a prompt whose first `num_cached` positions are in the prefix cache."""
-        ...
+    def resume_rules(self) -> ResumeRules: ...
 
     def cache_bytes_per_token(self) -> float:
         """Bytes of persistent KV a token."""

@@ -14,7 +14,7 @@ from engine.chat.tokenizer import ChatTokenizer, tokenizer_from_gguf
 from engine.errors import BrokenModelFile
 from engine.gguf_file import GgufFile
 from engine.model import fingerprint
-from engine.model.base import Bounds, check_prompt
+from engine.model.base import ResumeRules, check_prompt
 from engine.model.llama_state import LlamaState
 from engine.model.weights import WeightReader
 from kernels.operations import DecoderLayer, DecoderStack, Operations, Rope, Rows, Weight
@@ -127,12 +127,9 @@ class LlamaModel:
         return fingerprint.of_gguf(self.config, self.operations, self.file)
 
     @property
-    def resumes_exactly(self) -> bool:
-        return True
-
-    def bounds(self, num_prompt: int, num_cached: int) -> Bounds:
+    def resume_rules(self) -> ResumeRules:
         """A cached prefix is all that its rows would have left."""
-        return Bounds(start=num_cached, write_from=num_cached)
+        return ResumeRules()
 
     def new_state(self, num_blocks: int, block_tokens: int, num_slots: int) -> LlamaState:
         return LlamaState(self, num_blocks, block_tokens)

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.cache.kv_cache import KvCache
+from engine.errors import BrokenHandoff
 from engine.model.base import ChunkRows, Held
 from kernels.operations import Rows
 from protocol.handoff import KvPayload, StateLayout
@@ -51,6 +53,30 @@ class LlamaState:
 
     def import_(self, held: Held, payload: KvPayload) -> None:
         self.cache.import_(payload, held.blocks, held.num_positions)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.cache.block_bytes
+
+    def export_block(self, block: int) -> KvPayload:
+        return self.cache.export([block], self.cache.block_tokens)
+
+    def import_block(self, block: int, payload: KvPayload) -> None:
+        if payload.nbytes != self.block_bytes:
+            raise BrokenHandoff(f"a block has {payload.nbytes} bytes, this cache's takes {self.block_bytes}")
+        self.cache.import_(payload, [block], self.cache.block_tokens)
+
+    def copy_block(self, source: int, target: int) -> None:
+        self.cache.data[:, target] = self.cache.data[:, source]
+
+    def copy_slot(self, source: int, target: int) -> None:
+        """Nothing depends on the slot."""
+
+    def export_windows(self, slot: int, num_positions: int) -> KvPayload:
+        return np.zeros(0, np.uint8)
+
+    def import_windows(self, slot: int, num_positions: int, payload: KvPayload) -> None:
+        """There are none."""
 
 
 def _tables(blocks: list[Sequence[int]]) -> Tensor:

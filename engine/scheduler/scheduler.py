@@ -1,18 +1,37 @@
 """Continuous batching with chunked prefill under a budget of rows a step.
 
-Running sequences decode first, one row each; what is left of the budget goes to prompts, in order of
-(priority, arrival). When blocks run out, the least urgent running sequence is preempted: its blocks go, its
-tokens stay, and it is computed again later, to the same bits: behind the same cached prefix as at first, even
-where that is gone meanwhile and its entries have to be computed anew.
+Running sequences decode first, one row each; what is left of the budget goes to prompts, in order of urgency
+(engine.scheduler.urgency). When blocks run out, the least urgent running sequence is preempted: its state is
+swapped to host memory, or its blocks go and it is computed again later, to the same bits along its lineage.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
 
 from engine.cache.block_pool import BlockPool
-from engine.cache.keys import block_key
-from engine.model.base import Bounds
+from engine.cache.keys import root_key
+from engine.model.base import ResumeRules
 from engine.request import Sequence
+from engine.scheduler.admission import Admission, plan_admission
+from engine.scheduler.kept import KeptKv, NothingKept
+from engine.scheduler.orders import Begin, CopyBlock, KeepBlock, LoadBlock, Order, SwapOut
+from engine.scheduler.prefix import Path, extend_chain, known_path
+from engine.scheduler.urgency import Urgency, outranks, urgency
+
+Preemption = Literal["recompute", "swap"]
+_NEVER_NS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`window_interval`: positions of a prompt between kept windows, a multiple of a block."""
+
+    max_sequences: int
+    token_budget: int
+    starvation_ns: int = _NEVER_NS
+    window_interval: int = 0  # keeps none
+    preemption: Preemption = "recompute"  # swap falls back to it where host memory has no room
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,170 +47,315 @@ class Chunk:
         return self.count == self.sequence.num_missing
 
 
-class PrefixRules(Protocol):
-    """What a model makes of a cached prefix: see `engine.model.base.Model`."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step: first the orders one after another, then all chunks at once."""
 
-    @property
-    def resumes_exactly(self) -> bool: ...
-    def bounds(self, num_prompt: int, num_cached: int) -> Bounds: ...
+    chunks: list[Chunk] = field(default_factory=list[Chunk])
+    orders: list[Order] = field(default_factory=list[Order])
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStatistics:
+    """Counters since the start, but for `waiting` and `running`."""
+
     waiting: int
     running: int
     preemptions: int
+    swapped: int  # of those, to host memory
+    forks: int
+    copied_blocks: int
+    loaded_blocks: int  # from host memory, into which disk loads first
+    exact_resumes: int  # behind kept windows
+    replayed_resumes: int  # behind windows that were run again
+    rebuilt: int  # whose entries were computed anew first
+
+
+@dataclass(slots=True)
+class _Counts:
+    preemptions: int = 0
+    swapped: int = 0
+    forks: int = 0
+    copied_blocks: int = 0
+    loaded_blocks: int = 0
+    exact_resumes: int = 0
+    replayed_resumes: int = 0
+    rebuilt: int = 0
 
 
 class Scheduler:
     """Not thread-safe: the engine's loop owns it."""
 
     def __init__(
-        self, pool: BlockPool, rules: PrefixRules, *, max_sequences: int, token_budget: int, salt: bytes
+        self, pool: BlockPool, rules: ResumeRules, limits: Limits, *, model: str, kept: KeptKv | None = None
     ) -> None:
-        self._pool = pool
-        self._rules = rules
-        self._max_sequences = max_sequences
-        self._slots = list(range(max_sequences - 1, -1, -1))  # free ones
-        self._token_budget = token_budget
-        self._salt = salt  # the model's fingerprint starts every chain of block hashes
+        """`model`: fingerprint of the weights, with which every chain of keys begins."""
+        self.model, self.version = model, ""
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self._preemptions = 0
+        self._pool, self._rules, self._limits = pool, rules, limits
+        self._kept: KeptKv = kept or NothingKept()
+        self._slots = list(range(limits.max_sequences - 1, -1, -1))  # free ones
+        self._orders: list[Order] = []
+        self._counts = _Counts()
+        self._now_ns = 0
+        self._rows: dict[Sequence, int] = {}  # of the step that is being scheduled
+        pool.on_evict = lambda block, key: self._orders.append(KeepBlock(block, key))
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
-        self.waiting.sort(key=_urgency)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and give its blocks back, whatever state it is in."""
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._release(sequence)
 
-    def schedule(self) -> list[Chunk]:
-        """The chunks of the next step; their sequences hold the blocks for them."""
-        budget = self._token_budget
-        chunks: list[Chunk] = []
-        for sequence in sorted(self.running, key=_turn):
-            if sequence not in self.running or budget == 0:
+    def schedule(self, now_ns: int = 0) -> Plan:
+        """The next step; the chunks' sequences hold the blocks for them."""
+        self._now_ns, self._rows = now_ns, {}
+        for sequence in sorted(self.running, key=self._turn):
+            if sequence not in self.running or self._budget == 0:
                 continue  # preempted by a more urgent one in this very step
-            count = _next_count(sequence, budget)
-            if not self._make_room(sequence, count):
-                continue
-            chunks.append(Chunk(sequence, count))
-            budget -= count
-        while self.waiting and budget > 0 and len(self.running) < self._max_sequences:
-            sequence = self.waiting[0]
+            count = self._next_count(sequence)
+            if self._make_room(sequence, count):
+                self._rows[sequence] = count
+        while self.waiting and self._budget > 0:
+            sequence = min(self.waiting, key=self._urgency)
             if not self._admit(sequence):
                 break
-            count = _next_count(sequence, budget)
-            chunks.append(Chunk(sequence, count))
-            budget -= count
-        return [chunk for chunk in chunks if chunk.sequence in self.running]
+            self._rows[sequence] = self._next_count(sequence)
+        chunks = [Chunk(sequence, count) for sequence, count in self._rows.items()]
+        for sequence in self._rows:
+            sequence.served_ns = now_ns
+        orders, self._orders = self._orders, []
+        return Plan(chunks, orders)
 
-    def computed(self, chunk: Chunk) -> None:
-        """The chunk's KV is in the cache; full blocks of it become known to the prefix cache."""
+    def computed(self, chunk: Chunk) -> list[tuple[int, bytes]]:
+        """The chunk's KV is in the cache. Its full blocks that become known by it, and their keys."""
         sequence = chunk.sequence
         sequence.num_computed += chunk.count
+        found: list[tuple[int, bytes]] = []
         size = self._pool.block_tokens
         while (sequence.num_registered + 1) * size <= sequence.num_computed:
-            newest = self._chain(sequence, sequence.num_registered + 1)[sequence.num_registered]
-            self._pool.register(sequence.blocks[sequence.num_registered], newest)
+            index = sequence.num_registered
+            chain = extend_chain(sequence, self._root(sequence), size, index + 1)
+            tokens = sequence.token_ids[index * size : (index + 1) * size]
+            parent = chain[index - 1] if index else None
+            if self._pool.register(sequence.blocks[index], chain[index], parent, tokens):
+                found.append((sequence.blocks[index], chain[index]))
             sequence.num_registered += 1
-        bounds = sequence.bounds
-        if sequence.rebuilding and bounds is not None and sequence.num_computed == bounds.write_from:
-            sequence.rebuilding = sequence.begun = False
-            sequence.num_computed = bounds.start
+        if sequence.num_computed == sequence.passes[0].stop:
+            sequence.passes = sequence.passes[1:]
+            sequence.num_computed = sequence.row_bounds.start
+            self._orders.append(Begin(sequence, sequence.held(sequence.num_computed), None))
+        return found
+
+    def windows_due(self, sequence: Sequence) -> bytes | None:
+        """The key under which the slot's windows are worth keeping just now.
+
+        Never of rows before the last resumed place: those have windows of another lineage.
+        """
+        position, size = sequence.num_computed, self._pool.block_tokens
+        after = max(sequence.resumed or (0,), default=0)
+        unkept = self._rules.window == 0 or self._limits.window_interval == 0
+        if unkept or position % size or position <= after or sequence.rebuilding:
+            return None
+        if position <= sequence.num_prompt and position != self._next_window_place(sequence, position - 1):
+            return None
+        return sequence.chain[position // size - 1]
+
+    def known_path(self, sequence: Sequence, known: Callable[[bytes], bool]) -> Path:
+        """How far `known` blocks reach along the sequence's tokens."""
+        size, window = self._pool.block_tokens, self._rules.window
+        return known_path(sequence, self._root(sequence), size, window, known)
+
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let a child run behind the same positions, on the same blocks. False: no slot, so it waits."""
+        self._counts.forks += 1
+        if not self._slots or parent not in self.running or parent.rebuilding:
+            self.add(child)
+            return False
+        child.blocks = self._pool.share(parent.blocks)
+        child.num_computed, child.num_registered = parent.num_computed, parent.num_registered
+        child.passes, child.slot = parent.passes, self._slots.pop()
+        self.running.append(child)
+        return True
+
+    def renew(self, model: str, version: str) -> None:
+        """The weights have changed: nothing that is cached fits any more, and what runs is computed again."""
+        for sequence in list(self.running):
+            self._preempt(sequence, swap=False)
+        for sequence in self.waiting:
+            sequence.chain, sequence.keys = [], {}
+            sequence.incoming, sequence.num_incoming, sequence.resumed = None, 0, None
+            sequence.passes, sequence.windows_key = (), None
+        self._pool.forget()
+        self._orders.clear()
+        self.model, self.version = model, version
 
     def statistics(self) -> SchedulerStatistics:
-        return SchedulerStatistics(len(self.waiting), len(self.running), self._preemptions)
+        c = self._counts
+        return SchedulerStatistics(
+            len(self.waiting), len(self.running), c.preemptions, c.swapped, c.forks, c.copied_blocks,
+            c.loaded_blocks, c.exact_resumes, c.replayed_resumes, c.rebuilt,
+        )  # fmt: skip
 
     def check_integrity(self) -> None:
         """Blocks and slots held equal those owned by running sequences; raises AssertionError."""
         assert not any(s.blocks for s in self.waiting), "a waiting sequence holds blocks"
         assert all(s.slot == -1 for s in self.waiting), "a waiting sequence holds a slot"
         slots = sorted([*self._slots, *(s.slot for s in self.running)])
-        assert slots == list(range(self._max_sequences)), "a slot is neither held by one sequence nor free"
+        assert slots == list(range(self._limits.max_sequences)), (
+            "a slot is neither held by one sequence nor free"
+        )
         self._pool.check_integrity(block for s in self.running for block in s.blocks)
 
+    # ------------------------------------------------------------------ who runs
+    def _turn(self, sequence: Sequence) -> tuple[bool, bool, Urgency]:
+        """Those left waiting too long come first, then all that need one row: a long prompt, however urgent,
+        never holds up decoding."""
+        urgent = self._urgency(sequence)
+        return (urgent[0], sequence.num_missing > 1, urgent)
+
+    def _urgency(self, sequence: Sequence) -> Urgency:
+        return urgency(sequence, self._now_ns, self._limits.starvation_ns)
+
+    @property
+    def _budget(self) -> int:
+        """Rows that the step has left."""
+        return self._limits.token_budget - sum(self._rows.values())
+
+    def _next_count(self, sequence: Sequence) -> int:
+        """Rows of the next chunk. Chunks end where windows are kept: those of a later row would be others."""
+        start = sequence.num_computed
+        end = sequence.passes[0].stop or len(sequence.token_ids)
+        if self._rules.window and self._limits.window_interval and not sequence.rebuilding:
+            end = min(end, self._next_window_place(sequence, start) or end)
+        return min(end - start, self._budget)
+
+    def _next_window_place(self, sequence: Sequence, start: int) -> int:
+        """Where windows of a prompt are kept next: at its last block's end, for a next turn; a window before
+        that, for the same prompt once more; at intervals, for others that share its start. 0: nowhere."""
+        size, prompt, every = self._pool.block_tokens, sequence.num_prompt, self._limits.window_interval
+        ends = (
+            prompt // size * size,
+            (prompt - self._rules.window) // size * size,
+            (start // every + 1) * every,
+        )
+        return min((end for end in ends if start < end <= prompt), default=0)
+
+    # ------------------------------------------------------------------ who gets blocks
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its known prefix, blocks for all its tokens and a slot, and let it run."""
-        size = self._pool.block_tokens
-        prefix = [] if sequence.incoming is not None else self._prefix_hashes(sequence)
-        num_known, _ = self._pool.count_known(prefix)
-        bounds = sequence.bounds
-        if bounds is None or (self._rules.resumes_exactly and sequence.incoming is None):
-            bounds = self._rules.bounds(sequence.num_prompt, num_known * size)
-        rebuilding = sequence.incoming is None and num_known * size < bounds.write_from
-        prefix = [] if rebuilding else prefix[: bounds.write_from // size]
-        num_known, num_free = self._pool.count_known(prefix)
-        needed = self._pool.blocks_for(len(sequence.token_ids)) - num_known
-        if needed > self._pool.num_available - num_free:
+        admission = plan_admission(sequence, self._root(sequence), self._pool, self._rules, self._kept)
+        if not self._fits(admission) and not self._make_way(sequence, admission):
             return False
-        sequence.blocks = self._pool.match(prefix) + self._pool.allocate(needed)
-        sequence.bounds, sequence.rebuilding, sequence.begun = bounds, rebuilding, False
-        if sequence.incoming is not None:
-            sequence.num_computed = sequence.num_prompt
-        else:
-            sequence.num_computed = 0 if rebuilding else bounds.start
-        sequence.num_registered = num_known
-        if sequence.num_generated == 0 and sequence.incoming is None:
-            sequence.num_cached = bounds.write_from
-        sequence.slot = self._slots.pop()
         self.waiting.remove(sequence)
+        self._take(sequence, admission)
         self.running.append(sequence)
         return True
 
-    def _prefix_hashes(self, sequence: Sequence) -> list[bytes]:
-        """Hashes of the full blocks before the newest token, which must be computed to go on from it."""
-        num_blocks = (len(sequence.token_ids) - 1) // self._pool.block_tokens
-        return self._chain(sequence, num_blocks)[:num_blocks]
+    def _fits(self, admission: Admission) -> bool:
+        return bool(self._slots) and admission.num_needed <= self._pool.num_available - admission.num_free
 
-    def _chain(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
-        """At least so many hashes. Kept: tokens only come to be more, and who is blocked asks every step."""
-        size, chain = self._pool.block_tokens, sequence.chain
-        for index in range(len(chain), num_blocks):
-            previous = chain[-1] if chain else self._salt
-            chain.append(block_key(previous, sequence.token_ids[index * size : (index + 1) * size]))
-        return chain
+    def _take(self, sequence: Sequence, admission: Admission) -> None:
+        start, pool = admission.start, self._pool
+        resident = {key: pool.match([key])[0] for key, payload in admission.known if payload is None}
+        fresh = pool.allocate(admission.num_needed)
+        parent: bytes | None = None
+        for key, payload in admission.known:
+            if payload is None:
+                sequence.blocks.append(resident[key])
+            else:
+                block = fresh.pop()
+                sequence.blocks.append(block)
+                pool.register(block, key, parent)
+                self._orders.append(LoadBlock(block, key, payload))
+                self._counts.loaded_blocks += 1
+            parent = key
+        sequence.blocks += fresh
+        sequence.slot = self._slots.pop()
+        self._count_start(sequence, admission)
+        sequence.passes, sequence.num_computed = start.passes, start.position
+        sequence.num_registered = len(admission.known)
+        if sequence.resumed is None:
+            sequence.num_cached = (
+                start.num_known if len(start.resumed) > len(admission.path) else start.position
+            )
+            sequence.resumed = start.resumed
+            sequence.chain = [key for key, _ in admission.known]
+        self._orders.append(Begin(sequence, sequence.held(sequence.num_computed), admission.windows))
+
+    def _count_start(self, sequence: Sequence, admission: Admission) -> None:
+        if sequence.num_incoming:
+            return
+        start, counts = admission.start, self._counts
+        counts.exact_resumes += admission.windows is not None
+        counts.replayed_resumes += sequence.resumed is None and len(start.resumed) > len(admission.path)
+        counts.rebuilt += len(start.passes) > 1
+
+    def _make_way(self, head: Sequence, admission: Admission) -> bool:
+        """Preempt sequences of less priority for the first in the queue, if that makes room for it."""
+        starve = self._limits.starvation_ns
+        lower = [s for s in self.running if outranks(head, s, self._now_ns, starve)]
+        lower.sort(key=self._urgency, reverse=True)
+        gained = sum(not self._pool.is_shared(block) for s in lower for block in s.blocks)
+        lacking = admission.num_needed - (self._pool.num_available - admission.num_free)
+        if not lower or lacking > gained:
+            return False
+        while lower and not self._fits(admission):
+            self._preempt(lower.pop(0))
+        return self._fits(admission)
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Blocks for the next `count` positions, preempting less urgent sequences; False if it was itself."""
-        needed = self._pool.blocks_for(sequence.num_computed + count) - len(sequence.blocks)
-        while needed > self._pool.num_available:
-            victim = max(self.running, key=_urgency)
+        stop = sequence.num_computed + count
+        first = max(sequence.num_computed, sequence.row_bounds.write_from) // self._pool.block_tokens
+        more = self._pool.blocks_for(stop) - len(sequence.blocks)
+        copies = self._shared(sequence, first, stop)
+        while max(more, 0) + len(copies) > self._pool.num_available:
+            victim = max(self.running, key=self._urgency)
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.blocks += self._pool.allocate(max(needed, 0))
+            copies = self._shared(sequence, first, stop)
+        for index, block in zip(copies, self._pool.allocate(len(copies)), strict=True):
+            self._orders.append(CopyBlock(sequence.blocks[index], block))
+            self._pool.release([sequence.blocks[index]])
+            sequence.blocks[index] = block
+        self._counts.copied_blocks += len(copies)
+        sequence.blocks += self._pool.allocate(max(more, 0))
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _shared(self, sequence: Sequence, first: int, stop: int) -> list[int]:
+        """Which of its blocks the next rows write to while others hold them too."""
+        end = min(self._pool.blocks_for(stop), len(sequence.blocks))
+        return [i for i in range(first, end) if self._pool.is_shared(sequence.blocks[i])]
+
+    def _preempt(self, sequence: Sequence, *, swap: bool = True) -> None:
+        """A state that is still being rebuilt, or not begun, is not worth keeping."""
+        whole = sequence.num_computed >= sequence.row_bounds.write_from and not sequence.rebuilding
+        if swap and self._limits.preemption == "swap" and whole and sequence.num_computed > 0:
+            held = sequence.held(sequence.num_computed)
+            if sequence.incoming is None and self._kept.reserve(held):
+                self._orders.append(SwapOut(sequence, held))
+                sequence.num_incoming = held.num_positions
+                self._counts.swapped += 1
+        passes = sequence.passes
         self._release(sequence)
+        sequence.passes = passes if sequence.num_incoming else ()
         self.running.remove(sequence)
+        self._rows.pop(sequence, None)
         self.add(sequence)
-        self._preemptions += 1
+        self._counts.preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
         self._pool.release(sequence.blocks)
         if sequence.slot >= 0:
             self._slots.append(sequence.slot)
+        self._orders = [o for o in self._orders if not isinstance(o, Begin) or o.sequence is not sequence]
         sequence.blocks, sequence.slot = [], -1
         sequence.num_computed = sequence.num_registered = 0
 
-
-def _next_count(sequence: Sequence, budget: int) -> int:
-    """Rows of the next chunk. Entries that are computed anew end where the known ones ended."""
-    end = len(sequence.token_ids)
-    if sequence.rebuilding and sequence.bounds is not None:
-        end = sequence.bounds.write_from
-    return min(end - sequence.num_computed, budget)
-
-
-def _turn(sequence: Sequence) -> tuple[bool, tuple[int, int, str]]:
-    """Sequences that need one row come first: a long prompt, however urgent, never holds up decoding."""
-    return (sequence.num_missing > 1, _urgency(sequence))
-
-
-def _urgency(sequence: Sequence) -> tuple[int, int, str]:
-    return (sequence.request.priority, sequence.stages.arrived_ns, sequence.id)
+    def _root(self, sequence: Sequence) -> bytes:
+        return root_key(self.model, self.version, sequence.request.cache_salt)

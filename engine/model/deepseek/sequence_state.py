@@ -4,7 +4,7 @@ In order: main entries and index keys of each kv source, its open group, the las
 last token ids. Rows that the model would not read are zeros, so that equal states are equal bytes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,15 @@ class StateSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowSpan:
+    """What goes on from `num_positions` beside the blocks: windows of `num_layers`, open groups, last ids."""
+
+    slot: int
+    num_positions: int
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Part:
     name: str
     memory: Tensor  # uint8 [flat rows, bytes a row], shared with the cache
@@ -43,11 +52,7 @@ def layout(cache: SequenceCache, span: StateSpan) -> Layout:
 
 def export_state(cache: SequenceCache, span: StateSpan) -> NDArray[np.uint8]:
     """A copy of a sequence's state, in the order of `layout`."""
-    pieces: list[Tensor] = []
-    for part in _parts(cache, span):
-        piece = part.memory[part.rows.clamp(min=0)] if len(part.memory) else part.memory
-        pieces.append(piece.masked_fill_((part.rows < 0)[:, None], 0).flatten())
-    return torch.cat(pieces).numpy()
+    return _gather(_parts(cache, span))
 
 
 def import_state(cache: SequenceCache, span: StateSpan, payload: NDArray[np.uint8]) -> None:
@@ -55,10 +60,72 @@ def import_state(cache: SequenceCache, span: StateSpan, payload: NDArray[np.uint
 
     Raises BrokenHandoff where it has another size than the layout.
     """
-    parts = list(_parts(cache, span))
-    expected = sum(len(part.rows) * part.memory.shape[1] for part in parts)
-    if payload.nbytes != expected:
-        raise BrokenHandoff(f"a state has {payload.nbytes} bytes, this cache's layout takes {expected}")
+    _scatter(list(_parts(cache, span)), payload)
+
+
+def export_windows(cache: SequenceCache, span: WindowSpan) -> NDArray[np.uint8]:
+    """A copy of a slot's windows, open groups and last ids. Equal rows before it leave equal bytes."""
+    return _gather(_slot_parts(cache, span))
+
+
+def import_windows(cache: SequenceCache, span: WindowSpan, payload: NDArray[np.uint8]) -> None:
+    """Write them into a slot. Raises BrokenHandoff where the payload has another size."""
+    _scatter(list(_slot_parts(cache, span)), payload)
+
+
+def export_block(cache: SequenceCache, block: int) -> NDArray[np.uint8]:
+    """A copy of one block's global entries, source by source."""
+    return torch.cat([rows.flatten() for rows in _block_rows(cache, block)]).numpy()
+
+
+def import_block(cache: SequenceCache, block: int, payload: NDArray[np.uint8]) -> None:
+    """Write them into a block of any number. Raises BrokenHandoff where the payload has another size."""
+    parts = _block_rows(cache, block)
+    _check_size(payload, sum(rows.numel() for rows in parts))
+    data, start = torch.from_numpy(payload.copy()), 0  # pyright: ignore[reportUnknownMemberType]
+    for rows in parts:
+        rows.copy_(data[start : start + rows.numel()].view(rows.shape))
+        start += rows.numel()
+
+
+def copy_block(cache: SequenceCache, source: int, target: int) -> None:
+    for old, new in zip(_block_rows(cache, source), _block_rows(cache, target), strict=True):
+        new.copy_(old)
+
+
+def copy_slot(cache: SequenceCache, source: int, target: int) -> None:
+    """All that a slot has, rollback rows included."""
+    rings = [(ring, cache.window_rows) for ring in cache.window_LF]
+    rings += [
+        (entries.open, cache.open_rows(entries.shape.width))
+        for entries in cache.sources.values()
+        if entries.open is not None
+    ]
+    rings.append((cache.lookback_F, cache.lookback_rows))
+    for ring, size in rings:
+        ring[target * size : (target + 1) * size] = ring[source * size : (source + 1) * size]
+
+
+def block_bytes(cache: SequenceCache) -> int:
+    """Of one block's global entries."""
+    total = 0
+    for source in cache.sources.values():
+        read = [source.main, *([source.index] if source.shape.indexed else ())]
+        entry = sum(rows.shape[1] * rows.element_size() for rows in read)
+        total += cache.block_tokens // source.ratio * entry
+    return total
+
+
+def _gather(parts: Iterable[_Part]) -> NDArray[np.uint8]:
+    pieces: list[Tensor] = []
+    for part in parts:
+        piece = part.memory[part.rows.clamp(min=0)] if len(part.memory) else part.memory
+        pieces.append(piece.masked_fill_((part.rows < 0)[:, None], 0).flatten())
+    return torch.cat(pieces).numpy()
+
+
+def _scatter(parts: Sequence[_Part], payload: NDArray[np.uint8]) -> None:
+    _check_size(payload, sum(len(part.rows) * part.memory.shape[1] for part in parts))
     data, start = torch.from_numpy(payload.copy()), 0  # pyright: ignore[reportUnknownMemberType]
     for part in parts:
         stop = start + len(part.rows) * part.memory.shape[1]
@@ -67,8 +134,25 @@ def import_state(cache: SequenceCache, span: StateSpan, payload: NDArray[np.uint
         start = stop
 
 
+def _check_size(payload: NDArray[np.uint8], expected: int) -> None:
+    if payload.nbytes != expected:
+        raise BrokenHandoff(f"a state has {payload.nbytes} bytes, this cache's layout takes {expected}")
+
+
+def _block_rows(cache: SequenceCache, block: int) -> list[Tensor]:
+    """Views uint8 of a block's entries."""
+    found: list[Tensor] = []
+    for source in cache.sources.values():
+        size = cache.block_tokens // source.ratio
+        rows = slice(block * size, (block + 1) * size)
+        found.append(source.main[rows].view(torch.uint8))
+        if source.shape.indexed:
+            found.append(source.index[rows].view(torch.uint8))
+    return found
+
+
 def _parts(cache: SequenceCache, span: StateSpan) -> Iterator[_Part]:
-    config, stop = cache.config, span.num_positions
+    stop = span.num_positions
     tables = torch.tensor(list(span.blocks), dtype=torch.int64)
     for layer, source in cache.sources.items():
         groups, size = torch.arange(stop // source.ratio), cache.block_tokens // source.ratio
@@ -77,20 +161,43 @@ def _parts(cache: SequenceCache, span: StateSpan) -> Iterator[_Part]:
         if source.shape.indexed:
             yield _Part(f"index.{layer}", source.index.view(torch.uint8), entries)
         if source.open is not None:
-            first = stop // source.ratio * source.ratio
-            before = first - (source.shape.width - source.ratio)  # what overlapping groups read again
-            positions = torch.arange(before, first + source.ratio - 1)
-            present = (positions >= 0) & (positions < stop)
-            rows = _ring(span.slot, cache.open_rows(source.shape.width), positions, present)
-            yield _Part(f"open.{layer}", source.open.view(torch.uint8), rows)
-    last = torch.arange(stop - config.sliding_window, stop)
+            yield _open_part(cache, layer, source.open, span.slot, stop)
     for layer in range(len(cache.window_LF)):
         bound = max(span.window_from, span.decoder_from if layer > cache.cut else 0)
-        rows = _ring(span.slot, cache.window_rows, last, last >= bound)
-        yield _Part(f"window.{layer}", cache.window_LF[layer].view(torch.uint8), rows)
-    last = torch.arange(stop - max(config.engram_max_ngram_size, 1) + 1, stop)
-    rows = _ring(span.slot, cache.lookback_rows, last, last >= 0)
-    yield _Part("lookback", cache.lookback_F[:, None].view(torch.uint8), rows)
+        yield _window_part(cache, layer, span.slot, stop, bound)
+    yield _lookback_part(cache, span.slot, stop)
+
+
+def _slot_parts(cache: SequenceCache, span: WindowSpan) -> Iterator[_Part]:
+    stop = span.num_positions
+    for layer, source in cache.sources.items():
+        if source.open is not None:
+            yield _open_part(cache, layer, source.open, span.slot, stop)
+    for layer in range(span.num_layers):
+        yield _window_part(cache, layer, span.slot, stop, 0)
+    yield _lookback_part(cache, span.slot, stop)
+
+
+def _open_part(cache: SequenceCache, layer: int, memory: Tensor, slot: int, stop: int) -> _Part:
+    """Single tokens of the group that is not full, and those before it that overlapping groups read again."""
+    shape = cache.sources[layer].shape
+    first = stop // shape.ratio * shape.ratio
+    positions = torch.arange(first - (shape.width - shape.ratio), first + shape.ratio - 1)
+    present = (positions >= 0) & (positions < stop)
+    rows = _ring(slot, cache.open_rows(shape.width), positions, present)
+    return _Part(f"open.{layer}", memory.view(torch.uint8), rows)
+
+
+def _window_part(cache: SequenceCache, layer: int, slot: int, stop: int, bound: int) -> _Part:
+    last = torch.arange(stop - cache.config.sliding_window, stop)
+    rows = _ring(slot, cache.window_rows, last, last >= bound)
+    return _Part(f"window.{layer}", cache.window_LF[layer].view(torch.uint8), rows)
+
+
+def _lookback_part(cache: SequenceCache, slot: int, stop: int) -> _Part:
+    last = torch.arange(stop - max(cache.config.engram_max_ngram_size, 1) + 1, stop)
+    rows = _ring(slot, cache.lookback_rows, last, last >= 0)
+    return _Part("lookback", cache.lookback_F[:, None].view(torch.uint8), rows)
 
 
 def _ring(slot: int, size: int, positions: Tensor, present: Tensor) -> Tensor:

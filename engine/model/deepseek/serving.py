@@ -11,11 +11,17 @@ from engine.chat.tokenizer import ChatTokenizer
 from engine.checkpoint.folder import CheckpointFolder
 from engine.errors import BrokenModelFile
 from engine.model import fingerprint
-from engine.model.base import Bounds, ChunkRows, Held
+from engine.model.base import ChunkRows, Held, ResumeRules
+from engine.model.deepseek import sequence_state
 from engine.model.deepseek.cache import SequenceCache
-from engine.model.deepseek.replay import decoder_bound, resume_after_hit
 from engine.model.deepseek.rows import SequenceRows
-from engine.model.deepseek.sequence_state import StateSpan, export_state, import_state, layout
+from engine.model.deepseek.sequence_state import (
+    StateSpan,
+    WindowSpan,
+    export_state,
+    import_state,
+    layout,
+)
 from engine.model.deepseek.text_model import TextModel
 from protocol.handoff import KvPayload, StateLayout
 
@@ -25,9 +31,11 @@ class DeepseekState:
 
     dtype = "deepseek"  # the layout's widths tell the released formats from float32
 
-    def __init__(self, text: TextModel, cache: SequenceCache) -> None:
+    def __init__(self, text: TextModel, cache: SequenceCache, *, decoder: bool) -> None:
+        """`decoder`: decoder layers leave rows of prompts out, and their windows are not kept."""
         self._text = text
         self.cache = cache
+        self._window_layers = min(cache.cut + 1, len(cache.window_LF)) if decoder else len(cache.window_LF)
 
     def begin(self, slot: int, token_ids: Sequence[int]) -> None:
         self.cache.seed_lookback(slot, token_ids)
@@ -52,12 +60,37 @@ class DeepseekState:
     def import_(self, held: Held, payload: KvPayload) -> None:
         import_state(self.cache, _span(held), payload)
 
+    @property
+    def block_bytes(self) -> int:
+        return sequence_state.block_bytes(self.cache)
+
+    def export_block(self, block: int) -> KvPayload:
+        return sequence_state.export_block(self.cache, block)
+
+    def import_block(self, block: int, payload: KvPayload) -> None:
+        sequence_state.import_block(self.cache, block, payload)
+
+    def copy_block(self, source: int, target: int) -> None:
+        sequence_state.copy_block(self.cache, source, target)
+
+    def copy_slot(self, source: int, target: int) -> None:
+        sequence_state.copy_slot(self.cache, source, target)
+
+    def export_windows(self, slot: int, num_positions: int) -> KvPayload:
+        span = WindowSpan(slot, num_positions, self._window_layers)
+        return sequence_state.export_windows(self.cache, span)
+
+    def import_windows(self, slot: int, num_positions: int, payload: KvPayload) -> None:
+        span = WindowSpan(slot, num_positions, self._window_layers)
+        sequence_state.import_windows(self.cache, span, payload)
+
 
 class DeepseekServed:
     """A Model. `replay`: decoder layers see a window of each prompt, as the model was trained to serve."""
 
     def __init__(self, text: TextModel, folder: CheckpointFolder, *, replay: bool) -> None:
         self.text, self._folder, self._replay = text, folder, replay
+        self._decoder = replay and text.has_encoder
         self.operations = text.operations
 
     @property
@@ -89,21 +122,16 @@ class DeepseekServed:
         return fingerprint.of_folder(shape, self.operations, self._folder.shards)
 
     @property
-    def resumes_exactly(self) -> bool:
+    def resume_rules(self) -> ResumeRules:
         """Windows are no part of the prefix cache (section 1.4)."""
-        return False
-
-    def bounds(self, num_prompt: int, num_cached: int) -> Bounds:
-        window = self.text.shape.sliding_window
-        resumed = resume_after_hit(num_cached, window)
-        decoder_from = decoder_bound(0, num_prompt, window) if self._replay and self.text.has_encoder else 0
-        return Bounds(resumed.start, resumed.write_from, resumed.window_from, decoder_from)
+        return ResumeRules(self.text.shape.sliding_window, replay=self._replay, decoder=self._decoder)
 
     def cache_bytes_per_token(self) -> float:
         return self.text.cache_bytes_per_token()
 
     def new_state(self, num_blocks: int, block_tokens: int, num_slots: int) -> DeepseekState:
-        return DeepseekState(self.text, self.text.new_cache(num_blocks, block_tokens, num_slots))
+        cache = self.text.new_cache(num_blocks, block_tokens, num_slots)
+        return DeepseekState(self.text, cache, decoder=self._decoder)
 
     def tokenizer(self) -> ChatTokenizer:
         return load_tokenizer(self.path)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from engine.cache.block_pool import BlockPool
 from engine.cache.keys import block_key
-from engine.model.base import Bounds
+from engine.model.base import Bounds, ResumeRules
 from engine.request import Request, Sequence, Stages
-from engine.scheduler.scheduler import Chunk, Scheduler
+from engine.scheduler.scheduler import Chunk, Limits, Scheduler
 from protocol.sampling import SamplingParams
 
 BLOCK = 4
@@ -27,28 +27,14 @@ class Load:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exact:
-    """A model whose cached prefix is all that its rows would have left."""
-
-    resumes_exactly = True
-
-    def bounds(self, num_prompt: int, num_cached: int) -> Bounds:
-        return Bounds(num_cached, num_cached)
+EXACT = ResumeRules()  # a cached prefix is all that its rows would have left
+WINDOWED = ResumeRules(2 * BLOCK, replay=True)  # a window of two blocks runs again behind a longer prefix
 
 
-@dataclass(frozen=True, slots=True)
-class Windowed:
-    """A model that runs a window of two blocks again behind a prefix of more than that."""
-
-    resumes_exactly = False
-
-    def bounds(self, num_prompt: int, num_cached: int) -> Bounds:
-        start = num_cached - 2 * BLOCK
-        return Bounds(start, num_cached, start) if start > 0 else Bounds()
-
-
-EXACT = Exact()
+def scheduler_of(
+    pool: BlockPool, rules: ResumeRules = EXACT, *, limit: int = 4, budget: int = 64, model: str = "model"
+) -> Scheduler:
+    return Scheduler(pool, rules, Limits(limit, budget), model=model)
 
 
 @dataclass(slots=True)
@@ -99,7 +85,7 @@ def run(scheduler: Scheduler, loads: list[Load], *, budget: int, limit: int) -> 
             coming.remove(entry)
             scheduler.add(entry[1])
         before = {s.id for s in scheduler.running}
-        chunks = scheduler.schedule()
+        chunks = scheduler.schedule().chunks
         assert chunks or not (scheduler.waiting or scheduler.running), "there is work, and none was scheduled"
         check_step(scheduler, chunks, before, budget=budget, limit=limit)
         for chunk in chunks:
@@ -127,13 +113,13 @@ def compute(scheduler: Scheduler, chunk: Chunk, outcome: Outcome) -> None:
     num_blocks=st.integers(10, 24),
     budget=st.integers(1, 40),
     limit=st.integers(1, 6),
-    rules=st.sampled_from([EXACT, Windowed()]),
+    rules=st.sampled_from([EXACT, WINDOWED]),
 )
 def test_all_finish_within_the_budget_and_in_order(
-    loads: list[Load], num_blocks: int, budget: int, limit: int, rules: Exact | Windowed
+    loads: list[Load], num_blocks: int, budget: int, limit: int, rules: ResumeRules
 ) -> None:
     pool = BlockPool(num_blocks, BLOCK)
-    scheduler = Scheduler(pool, rules, max_sequences=limit, token_budget=budget, salt=b"model")
+    scheduler = scheduler_of(pool, rules, limit=limit, budget=budget)
     outcome = run(scheduler, loads, budget=budget, limit=limit)
     assert sorted(outcome.finished) == sorted(f"r{n}" for n in range(len(loads)))
     assert pool.statistics().held == 0
@@ -143,16 +129,16 @@ def test_all_finish_within_the_budget_and_in_order(
 @given(lengths=st.lists(st.integers(1, 20), min_size=2, max_size=6), budget=st.integers(1, 30))
 def test_equal_requests_finish_in_order_of_arrival(lengths: list[int], budget: int) -> None:
     loads = [Load(0, max(lengths), 5, 0, step) for step in range(len(lengths))]
-    scheduler = Scheduler(BlockPool(12, BLOCK), EXACT, max_sequences=4, token_budget=budget, salt=b"model")
+    scheduler = scheduler_of(BlockPool(12, BLOCK), budget=budget)
     assert run(scheduler, loads, budget=budget, limit=4).finished == [f"r{n}" for n in range(len(loads))]
 
 
 def test_a_prompt_known_to_the_cache_starts_behind_it() -> None:
-    scheduler = Scheduler(BlockPool(20, BLOCK), EXACT, max_sequences=4, token_budget=64, salt=b"model")
+    scheduler = scheduler_of(BlockPool(20, BLOCK))
     run(scheduler, [Load(0, 18, 1, 0, 0)], budget=64, limit=4)
     again = arrive(1, Load(0, 18, 1, 0, 0))
     scheduler.add(again)
-    (chunk,) = scheduler.schedule()
+    (chunk,) = scheduler.schedule().chunks
     assert (again.num_cached, chunk.count) == (16, 2)
     scheduler.remove(again)
     scheduler.check_integrity()
@@ -161,12 +147,12 @@ def test_a_prompt_known_to_the_cache_starts_behind_it() -> None:
 def test_another_model_shares_no_prefix() -> None:
     pool = BlockPool(20, BLOCK)
     run(
-        Scheduler(pool, EXACT, max_sequences=4, token_budget=64, salt=b"one"),
+        scheduler_of(pool, model="one"),
         [Load(0, 18, 1, 0, 0)],
         budget=64,
         limit=4,
     )
-    other = Scheduler(pool, EXACT, max_sequences=4, token_budget=64, salt=b"two")
+    other = scheduler_of(pool, model="two")
     other.add(sequence := arrive(1, Load(0, 18, 1, 0, 0)))
     other.schedule()
     assert sequence.num_cached == 0
@@ -177,22 +163,22 @@ def test_one_who_waits_for_blocks_is_hashed_once_and_disturbs_no_order(
 ) -> None:
     hashed: list[int] = []
 
-    def counting(previous: bytes, ids: list[int]) -> bytes:
+    def counting(previous: bytes, ids: list[int], *rest: object, **named: bool) -> bytes:
         hashed.append(len(ids))
         return block_key(previous, ids)
 
-    monkeypatch.setattr("engine.scheduler.scheduler.block_key", counting)
+    monkeypatch.setattr("engine.scheduler.prefix.block_key", counting)
     pool = BlockPool(9, BLOCK)
-    scheduler = Scheduler(pool, EXACT, max_sequences=4, token_budget=64, salt=b"s")
+    scheduler = scheduler_of(pool)
     first, other = arrive(0, Load(1, 8, 4, 0, 0)), arrive(1, Load(2, 8, 4, 0, 0))
     for sequence in (first, other):  # leave two cached blocks each, the first one's older
         scheduler.add(sequence)
-        for chunk in scheduler.schedule():
+        for chunk in scheduler.schedule().chunks:
             scheduler.computed(chunk)
         scheduler.remove(sequence)
     holder = arrive(2, Load(3, 17, 4, 0, 0))
     scheduler.add(holder)
-    assert [chunk.sequence for chunk in scheduler.schedule()] == [holder]
+    assert [chunk.sequence for chunk in scheduler.schedule().chunks] == [holder]
     blocked = arrive(3, Load(1, 30, 4, 0, 0))
     scheduler.add(blocked)
     hashed.clear()
@@ -201,7 +187,7 @@ def test_one_who_waits_for_blocks_is_hashed_once_and_disturbs_no_order(
         scheduler.schedule()
         assert list(pool._cached) == order
     assert scheduler.waiting == [blocked]
-    assert len(hashed) == 29 // BLOCK
+    assert len(hashed) == 3  # two known blocks, and the first that is not
     scheduler.check_integrity()
     scheduler.remove(holder)
     scheduler.schedule()
@@ -212,38 +198,38 @@ def test_one_who_waits_for_blocks_is_hashed_once_and_disturbs_no_order(
 def test_one_preempted_behind_a_prefix_goes_on_behind_the_same_one() -> None:
     """Its own blocks are known by then, and would be a longer prefix: other rows, and so other bits."""
     pool = BlockPool(20, BLOCK)
-    scheduler = Scheduler(pool, Windowed(), max_sequences=4, token_budget=64, salt=b"s")
+    scheduler = scheduler_of(pool, WINDOWED, budget=64)
     run(scheduler, [Load(0, 13, 1, 0, 0)], budget=64, limit=4)
     sequence = arrive(1, Load(0, 30, 4, 0, 0))
     scheduler.add(sequence)
-    (chunk,) = scheduler.schedule()
-    assert sequence.bounds == Bounds(4, 12, 4)
+    (chunk,) = scheduler.schedule().chunks
+    assert sequence.row_bounds == Bounds(4, 12, 4)
     assert (sequence.num_computed, chunk.count, sequence.num_cached) == (4, 26, 12)
     scheduler.computed(chunk)
     scheduler._preempt(sequence)
-    (chunk,) = scheduler.schedule()
-    assert sequence.bounds == Bounds(4, 12, 4)
+    (chunk,) = scheduler.schedule().chunks
+    assert sequence.row_bounds == Bounds(4, 28, 4)  # its rows; the entries that they left are known
     assert (sequence.num_computed, chunk.count, sequence.rebuilding) == (4, 26, False)
 
 
 def test_entries_that_are_gone_are_computed_anew_before_their_window() -> None:
     pool = BlockPool(8, BLOCK)
-    scheduler = Scheduler(pool, Windowed(), max_sequences=4, token_budget=8, salt=b"s")
+    scheduler = scheduler_of(pool, WINDOWED, budget=8)
     run(scheduler, [Load(0, 13, 1, 0, 0)], budget=64, limit=4)
     sequence = arrive(1, Load(0, 30, 4, 0, 0))
     scheduler.add(sequence)
-    assert scheduler.schedule()
-    bounds = sequence.bounds
+    assert scheduler.schedule().chunks
+    bounds = sequence.row_bounds
     scheduler._preempt(sequence)
     other = arrive(2, Load(2, 30, 1, -1, 0))  # takes every block, so that nothing stays known
     scheduler.add(other)
     for _ in range(4):
-        for chunk in scheduler.schedule():
+        for chunk in scheduler.schedule().chunks:
             scheduler.computed(chunk)
     scheduler.remove(other)
     rows: list[tuple[bool, int, int, Bounds]] = []
     while sequence.num_missing or not rows:
-        (chunk,) = scheduler.schedule()
+        (chunk,) = scheduler.schedule().chunks
         start = sequence.num_computed
         rows.append((sequence.rebuilding, start, start + chunk.count, sequence.row_bounds))
         scheduler.computed(chunk)

@@ -1,0 +1,35 @@
+"""What the scheduler asks of the KV that is kept outside the device's blocks: see `engine.cache.tiers`."""
+
+from typing import Protocol
+
+from engine.model.base import Held
+from protocol.handoff import KvPayload
+
+
+class KeptKv(Protocol):
+    """Nothing here blocks or raises. A payload that was given out stays whole while somebody has it."""
+
+    def block(self, key: bytes) -> KvPayload | None:
+        """A block's persistent entries, where they are at hand."""
+        ...
+
+    def windows(self, key: bytes) -> KvPayload | None:
+        """The slot's part at the end of the block with that key."""
+        ...
+
+    def reserve(self, held: Held) -> bool:
+        """Whether there is room to swap a sequence out; the room is then taken."""
+        ...
+
+
+class NothingKept:
+    """A KeptKv of an engine without tiers."""
+
+    def block(self, key: bytes) -> KvPayload | None:
+        return None
+
+    def windows(self, key: bytes) -> KvPayload | None:
+        return None
+
+    def reserve(self, held: Held) -> bool:
+        return False
