@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sandbox.images import Image, prepare_image
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
@@ -63,6 +63,8 @@ class Workshop:
         self.image = prepare_image("host", state_dir=state, init=INIT_BINARY, toolkit=default_toolkit(state))
         self._skeleton = _owned_copy(self.image.skeleton, folder / "skeleton")
         (folder / "filter").write_bytes(filter_program(this_machine()))
+        # A runtime gives the sandbox's uid what it finds as input, output and error: no device of the host's.
+        self._stdio = (folder / "stdio").open("w+b")
 
     def bundle(self, args: Sequence[str]) -> "Bundle":
         """A place for one sandbox; nothing is mounted yet. Not timed."""
@@ -71,10 +73,11 @@ class Workshop:
             (place / name).mkdir(parents=True)
         (place / "config.json").write_text(json.dumps(_config(self.image, args, place.name)))
         os.chown(place / "upper", _FIRST_UID, _FIRST_UID)
-        return Bundle(place, self._skeleton, self._folder / "filter", self.image)
+        return Bundle(place, self._skeleton, self._folder / "filter", self.image, self._stdio)
 
     def close(self) -> None:
         """Removes the groups above those that the runtimes have removed."""
+        self._stdio.close()
         for parent in Path("/sys/fs/cgroup").glob(f"*/{_GROUP}"):
             for group in (*parent.glob("*"), parent):
                 with suppress(OSError):  # a file of the kernel's, or in use by another
@@ -89,6 +92,7 @@ class Bundle:
     skeleton: Path
     filter: Path
     image: Image
+    stdio: IO[bytes]  # for what is to be nobody's
 
     def mount(self) -> None:
         options = f"lowerdir={self.skeleton},upperdir={self.place}/upper,workdir={self.place}/work"
@@ -99,7 +103,10 @@ class Bundle:
     def run(self, peer: Peer) -> None:
         """Makes the sandbox, waits for its program. CalledProcessError where that fails."""
         self.mount()
-        subprocess.run(self.command(peer), check=True, stdin=subprocess.DEVNULL, cwd=self.place)
+        stdio = self.stdio
+        subprocess.run(
+            self.command(peer), check=True, stdin=stdio, stdout=stdio, stderr=stdio, cwd=self.place
+        )
 
     def command(self, peer: Peer, *words: str) -> list[str]:
         """`run` by default; another of an OCI runtime's commands with its words."""

@@ -103,7 +103,7 @@ def _ours(box: Sandbox, words: Sequence[str]) -> int:
 
 def _peers(peer: Peer, bundle: Bundle, words: Sequence[str]) -> int:
     command = bundle.command(peer, "exec", bundle.name, *words)
-    done = subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    done = subprocess.run(command, check=True, stdin=bundle.stdio, stdout=subprocess.PIPE)
     return len(done.stdout)
 
 
@@ -114,8 +114,8 @@ def _running(workshop: Workshop, peer: Peer) -> Generator[Bundle]:
     try:
         bundle.mount()
         detached = bundle.command(peer, "run", "--detach", bundle.name)
-        nothing = subprocess.DEVNULL
-        subprocess.run(detached, check=True, cwd=bundle.place, stdin=nothing, stdout=nothing)
+        stdio = bundle.stdio
+        subprocess.run(detached, check=True, cwd=bundle.place, stdin=stdio, stdout=stdio, stderr=stdio)
         yield bundle
     finally:
         subprocess.run(bundle.command(peer, "delete", "--force", bundle.name), check=False)

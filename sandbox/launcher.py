@@ -78,6 +78,9 @@ def _spawn(
     init: Path, plan: LaunchPlan, handed: Handed, control: socket.socket, errors: int
 ) -> subprocess.Popen[bytes]:
     with (
+        # Not /dev/null: an OCI runtime gives the sandbox's own uid what it finds as input, output and error,
+        # and as the owner of the host's device a sandbox could change its mode for everyone.
+        _memory_file(b"") as nothing,
         _memory_file((plan.oci_config or "").encode()) as config,
         _memory_file(plan.filter_program or b"") as filter_program,
     ):
@@ -89,7 +92,7 @@ def _spawn(
             words += ["--filter", str(filter_program)]
         return subprocess.Popen(
             [*words, "--", *plan.program],
-            stdin=subprocess.DEVNULL,
+            stdin=nothing,
             stdout=errors,
             stderr=errors,
             env=_LAUNCH_ENV,

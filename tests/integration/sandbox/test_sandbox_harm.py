@@ -305,6 +305,14 @@ def test_what_is_not_its_own_cannot_be_written(box: Sandbox):
         assert box.commands.run(f"echo mine > {target}").ok, target
 
 
+def test_the_hosts_devices_stay_the_hosts(box: Sandbox):
+    """They are the host's own inodes, so an owner inside could shut everyone out."""
+    owners = {name: Path("/dev", name).stat().st_uid for name in ("null", "zero", "full", "tty", "urandom")}
+    assert all(owner < 1 << 16 for owner in owners.values())  # no uid of a sandbox
+    result = box.commands.run("for name in null zero full tty urandom; do chmod 666 /dev/$name; done")
+    assert result.stderr.count("not permitted") + result.stderr.count("Read-only") == len(owners)
+
+
 def test_the_hosts_own_files_and_packages_are_not_there(box: Sandbox, state_dir: Path):
     hidden = ["/home", "/boot", "/srv", "/etc/shadow", str(state_dir), str(Path(__file__))]
     for path in hidden:
