@@ -11,6 +11,7 @@ import fcntl
 import os
 import secrets
 import struct
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,6 +31,7 @@ _LIMITS, _ALL_LIMITS = struct.Struct("=QQQQQQQQI4x"), 1 | 4  # QIF_BLIMITS, QIF_
 _FIRST_PROJECT, _NUM_PROJECTS = 0x44590000, 1 << 20
 _ATTEMPTS = 16
 _OWN_INODES = 8  # of the layer and the overlay
+_TRIAL_BYTES, _NOBODY = 1 << 20, 65534
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -84,21 +86,28 @@ def _attempt(state_dir: Path) -> str:
     directory = place(state_dir) / f"draft-{os.getpid()}-{secrets.token_hex(4)}"
     directory.mkdir(mode=0o700)
     try:
-        _limit(directory, _draw_project(directory), 1 << 20, 16)
-        with (directory / "file").open("wb", buffering=0) as file:
-            for _ in range(64):
-                file.write(bytes(1 << 16))
-            os.fsync(file.fileno())
+        _limit(directory, _draw_project(directory), _TRIAL_BYTES, 16)
+        is_bounded = _is_bounded(directory / "file")
     except OSError as error:
-        if error.errno in (errno.EDQUOT, errno.ENOSPC):
-            return ""
         why = "it is not mounted with prjquota" if error.errno == errno.ESRCH else error.strerror
         return f"no project quota on the file system of {state_dir}: {why}"
     except CapacityError as error:
         return error.message
     finally:
         remove_directory(directory)
-    return f"the file system of {state_dir} takes a project quota and does not enforce it"
+    return (
+        "" if is_bounded else f"the file system of {state_dir} takes a project quota and does not enforce it"
+    )
+
+
+def _is_bounded(path: Path) -> bool:
+    """Whether somebody without privilege, for whom alone a quota holds, cannot write four times as much."""
+    with path.open("wb") as file:
+        words = ["head", "-c", str(4 * _TRIAL_BYTES), "/dev/zero"]
+        subprocess.run(
+            words, stdout=file, stderr=subprocess.DEVNULL, check=False, user=_NOBODY, group=_NOBODY
+        )
+    return path.stat().st_size <= _TRIAL_BYTES
 
 
 def _draw_project(directory: Path) -> int:

@@ -18,6 +18,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -160,6 +161,15 @@ static int make_place(const char *base, const char *name, mode_t mode) {
     return open_place(path);
 }
 
+/* An overlay writes with the powers of who mounts it, and with this one no quota and no reserve holds. */
+static void give_up_exceeding(void) {
+    struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+    if (syscall(SYS_capget, &head, data)) fail("read capabilities");
+    data[0].effective &= ~(1U << CAP_SYS_RESOURCE);
+    if (syscall(SYS_capset, &head, data)) fail("give up a capability");
+}
+
 /* A name that is not the image's, which programs look up: the first line of /etc/hosts. */
 static void name_host(int upper, const char *name) {
     if (mkdirat(upper, "etc", 0555) && errno != EEXIST) fail("mkdir etc");
@@ -176,6 +186,7 @@ static void mount_layer(const struct plan *plan, int skeleton) {
     if (mount("dockyard", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount tmpfs (%s)", options);
     make_directory("/tmp/root", 0755);
     if (plan->layer >= 0) {
+        give_up_exceeding();
         make_directory(base, 0755);
         if (syscall(SYS_MOVE_MOUNT, plan->layer, "", AT_FDCWD, base, FROM_EMPTY_PATH)) fail("mount the layer");
     }
