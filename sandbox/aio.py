@@ -89,7 +89,7 @@ class AsyncSandbox:
     async def fork_fs(self, n: int) -> "tuple[AsyncSandbox, ...]": ...
     async def fork_fs(self, n: int | None = None) -> "AsyncSandbox | tuple[AsyncSandbox, ...]":
         """See `Sandbox.fork_fs`. When cancelled, waits for the forks that are on their way and kills them."""
-        pending = _in_thread(partial(self._sandbox.fork_fs, n or 1))
+        pending = _in_thread(partial(self._sandbox.fork_fs, 1 if n is None else n))
         try:
             forks = await asyncio.shield(asyncio.wrap_future(pending))
         except asyncio.CancelledError:

@@ -144,6 +144,7 @@ def _plan(
         hide_unified=_second_version(hierarchies),
         runtime=order.runtime,
         hostname=info.hostname,
+        is_filled=bool(info.made_from),
     )
     return find_substrate(info.substrate).plan(blueprint)
 

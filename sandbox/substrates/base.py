@@ -44,6 +44,7 @@ class Blueprint:
     hide_unified: Path | None  # version 2 tree beside version 1, which crun does not take
     runtime: str | None = None  # OCI runtime by name, None = the best that is there
     hostname: str = HOSTNAME
+    is_filled: bool = False  # its layer has content at first, in which another name may be written
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def launch_options(blueprint: Blueprint) -> list[str]:
     in_memory = limits.layer == "memory"
     options += ["--layer-bytes", str(limits.disk_bytes if in_memory else _STAGE_BYTES)]
     options += ["--layer-inodes", str(limits.disk_inodes if in_memory else _STAGE_INODES)]
-    if blueprint.hostname != HOSTNAME:
+    if blueprint.hostname != HOSTNAME or blueprint.is_filled:
         options += ["--host", blueprint.hostname]
     for cgroup in blueprint.cgroups:
         options += ["--cgroup", str(cgroup)]

@@ -116,7 +116,9 @@ def test_a_fork_has_what_its_origin_had_and_nothing_that_either_writes_later(
     )
 
 
-def test_a_fork_is_somebody_else(create: Create, substrate: str, fork: Callable[[Sandbox], Sandbox]):
+def test_a_fork_is_somebody_else(
+    create: Create, substrate: str, fork: Callable[[Sandbox], Sandbox], store: Snapshots
+):
     box = create(substrate=substrate)
     box.commands.start("sleep 600", env={"TOKEN": "secret-of-the-origin"})
     first, second = fork(box), fork(box)
@@ -128,6 +130,9 @@ def test_a_fork_is_somebody_else(create: Create, substrate: str, fork: Callable[
     assert "secret-of-the-origin" not in seen
     script = "import socket; print(socket.gethostname(), socket.gethostbyname(socket.gethostname()))"
     assert first.commands.run(["python3", "-c", script]).stdout == f"{first.info.hostname} 127.0.0.1\n"
+    first.snapshot("of-a-fork")
+    other = create(substrate=substrate, snapshot="of-a-fork")
+    assert other.commands.run(["python3", "-c", script]).stdout == "dockyard 127.0.0.1\n"
     owners = {each._made.first_id for each in (box, first, second)}
     assert len(owners) == 3 or os.geteuid() != 0
     drawn = [each.commands.run("head -c 16 /dev/urandom | sha256sum").stdout for each in (first, second)]
@@ -292,6 +297,8 @@ def test_asyncio_has_all_of_it(state_dir: Path, toolkit: Path):
             try:
                 async with await box.fork_fs() as child:
                     assert await child.files.read("/workspace/a") == b"x"
+                with pytest.raises(InvalidArgument, match="n=0"):
+                    await box.fork_fs(0)
                 forks = await box.fork_fs(2)
                 for each in forks:
                     await each.kill()

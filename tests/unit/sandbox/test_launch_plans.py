@@ -71,6 +71,24 @@ def test_every_plan_joins_its_cgroups_and_bounds_its_layer(name: str):
     assert "--userns" not in options
 
 
+@pytest.mark.parametrize("name", ["function", "container"])
+def test_a_layer_that_is_not_in_memory_leaves_a_small_stage_there(name: str):
+    limits = settle(Asked(disk_mb=512), frozenset({"cpu", "memory", "pids", "disk"}), layer="image")
+    plan = find_substrate(name).plan(a_blueprint(limits=limits))
+    assert ("--layer-bytes", str(1 << 20)) in pairwise(plan.options)
+    assert ("--layer-inodes", "64") in pairwise(plan.options)
+
+
+@pytest.mark.parametrize("name", ["function", "container"])
+def test_a_forks_name_is_the_kernels_and_in_its_hosts(name: str):
+    plan = find_substrate(name).plan(a_blueprint(hostname="dockyard-1", is_filled=True))
+    assert ("--host", "dockyard-1") in pairwise(plan.options)
+    told = json.loads(plan.oci_config)["hostname"] if plan.oci_config else plan.program
+    assert "dockyard-1" in told
+    assert "--host" not in find_substrate(name).plan(a_blueprint()).options
+    assert ("--host", "dockyard") in pairwise(find_substrate(name).plan(a_blueprint(is_filled=True)).options)
+
+
 def test_function_drops_to_the_sandboxs_uid_before_bubblewrap():
     plan = find_substrate("function").plan(a_blueprint())
     assert "--drop" in plan.options
