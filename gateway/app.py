@@ -17,9 +17,10 @@ from gateway import chat_reply
 from gateway.body import read_body
 from gateway.chat_reply import ChoiceResult, ReplyHead
 from gateway.chat_request import ChatRequest, parse_chat, prepare_chat
-from gateway.errors import CLIENT_GONE, answer_errors, error_object, error_response
+from gateway.choice_reader import Delta
+from gateway.errors import CLIENT_GONE, answer_errors, error_object, error_response, failure_response
 from gateway.metrics import GatewayMetrics
-from gateway.service import ChatService, Delta
+from gateway.service import ChatService
 from gateway.worker_pace import SetPace, is_json, is_this_host, parse_pace
 from protocol.clock import SystemClock
 from protocol.errors import InvalidInput
@@ -55,7 +56,7 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
             results = await _unless_gone(request, service.complete(chat))
         except RequestFailed as error:
             metrics.failed(error.failure.code)
-            return error_response(error.failure.code, error.message, error.failure.parameter)
+            return failure_response(error.failure)
         if results is None:
             metrics.aborted(len(chat.choices))
             return Response(status_code=CLIENT_GONE)
@@ -139,12 +140,17 @@ async def _stream(
             for index in range(len(chat.choices)):
                 yield chat_reply.chunk(head, index, {"role": "assistant", "content": ""})
             async for delta in deltas:
-                if delta.text:
-                    yield chat_reply.chunk(head, delta.index, {"content": delta.text})
+                if delta.text or delta.logprobs:
+                    yield chat_reply.chunk(
+                        head, delta.index, {"content": delta.text}, logprobs=delta.logprobs or None
+                    )
+                for number, call in enumerate(delta.calls, delta.num_calls):
+                    entry = {"index": number, **chat_reply.call_entry(call)}
+                    yield chat_reply.chunk(head, delta.index, {"tool_calls": [entry]})
                 if delta.result is not None:
                     results.append(delta.result)
                     metrics.finished(delta.result)
-                    yield chat_reply.chunk(head, delta.index, {}, delta.result.finish_reason)
+                    yield chat_reply.chunk(head, delta.index, {}, result=delta.result)
     except RequestFailed as error:
         failed = True
         metrics.failed(error.failure.code)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from engine.chat.tool_calls import TextCall
 from protocol.wire import Tokens
 
 
@@ -22,6 +23,9 @@ class ChoiceResult:
     finish_reason: str
     num_tokens: int
     last: Tokens
+    calls: tuple[TextCall, ...] = ()
+    logprobs: tuple[dict[str, Any], ...] | None = None  # an entry a token, as the API has them
+    stop_reason: str | int | None = None  # vLLM's: the stop string, or the stop token's id
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,10 @@ def whole(head: ReplyHead, num_prompt: int, results: Sequence[ChoiceResult]) -> 
     choices = [
         {
             "index": result.index,
-            "message": {"role": "assistant", "content": result.text},
+            "message": _message(result),
             "finish_reason": result.finish_reason,
-            "logprobs": None,
+            "stop_reason": result.stop_reason,
+            "logprobs": _logprobs(result.logprobs),
         }
         for result in results
     ]
@@ -56,10 +61,37 @@ def whole(head: ReplyHead, num_prompt: int, results: Sequence[ChoiceResult]) -> 
     )
 
 
-def chunk(head: ReplyHead, index: int, delta: dict[str, str], finish_reason: str | None = None) -> bytes:
-    """One event of a stream."""
-    choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+def chunk(
+    head: ReplyHead,
+    index: int,
+    delta: dict[str, Any],
+    *,
+    result: ChoiceResult | None = None,
+    logprobs: Sequence[dict[str, Any]] | None = None,
+) -> bytes:
+    """One event of a stream. `result`: of a choice that ends with it."""
+    reason = None if result is None else result.finish_reason
+    choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": _logprobs(logprobs)}
+    if result is not None and result.stop_reason is not None:
+        choice["stop_reason"] = result.stop_reason
     return _event(head, {"choices": [choice]})
+
+
+def call_entry(call: TextCall) -> dict[str, Any]:
+    """A tool call as a message has it."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _message(result: ChoiceResult) -> dict[str, Any]:
+    if not result.calls:
+        return {"role": "assistant", "content": result.text}
+    calls = [call_entry(call) for call in result.calls]
+    return {"role": "assistant", "content": result.text or None, "tool_calls": calls}
+
+
+def _logprobs(entries: Sequence[dict[str, Any]] | None) -> dict[str, Any] | None:
+    return None if entries is None else {"content": entries, "refusal": None}
 
 
 def usage_chunk(head: ReplyHead, num_prompt: int, results: Sequence[ChoiceResult]) -> bytes:

@@ -1,106 +1,28 @@
-"""A chat completion request: parsed once and checked.
-
-Unknown keys are ignored, since clients send many; those that would change the answer and are not done yet are
-refused by name.
-
-Source: OpenAI API reference, chat completions. `dockyard` is our extension: forced text for replays.
+"""A chat completion request: rendered, tokenised and checked.
 
 `model` is not looked at: the one model that is served answers to every name, since agents' side requests name
 models that exist only elsewhere. The reply's `model` says which one has answered.
 """
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from engine.chat.deepseek import read_effort
 from engine.chat.prompt import encode_messages
 from engine.chat.template import ChatTemplate
 from engine.chat.tokenizer import ChatTokenizer
+from engine.chat.tool_calls import describe_tools, render_text_calls
 from engine.errors import InvalidRequest
+from gateway.chat_body import ChatBody, ChatMessage, NamedTool, StreamOptions, check_done, clipped, parse_chat
+from gateway.chat_sampling import at_least, read_sampling, read_stops, within
+from gateway.chat_structure import callable_functions, read_functions
 from gateway.config import GatewayConfig
 from protocol.sampling import SamplingParams
 
-_STOP_CHARS = 512  # of one string: each token's text is searched for all of it
-
-
-class TextPart(msgspec.Struct):
-    type: str
-    text: str = ""
-
-
-# The roles of the API. A template may write others, and would write one of megabytes too.
-Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-
-
-class ChatMessage(msgspec.Struct):
-    role: Role
-    content: str | list[TextPart] | None = None
-
-
-class StreamOptions(msgspec.Struct):
-    include_usage: bool = False
-
-
-class Extension(msgspec.Struct):
-    """Ours. `forced_text`: run its tokens through the engine instead of choosing any; ordinary text only."""
-
-    forced_text: str | None = None
-
-
-class ChatBody(msgspec.Struct):
-    messages: list[ChatMessage]
-    model: str = ""
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    priority: int | None = None
-    dockyard: Extension | None = None
-    # Not done yet: see _NEUTRAL.
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    logprobs: Any = None
-    top_logprobs: Any = None
-    logit_bias: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    min_p: Any = None
-    min_tokens: Any = None
-    modalities: Any = None
-    audio: Any = None
-
-
-# What would change the answer, and is not done yet: the values that ask for nothing, beside null.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "modalities": (["text"],),
-    "audio": (),
-}
+__all__ = ["ChatRequest", "parse_chat", "prepare_chat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +35,8 @@ class ChatRequest:
     include_usage: bool
     priority: int
     arrived_ns: int = 0  # when the gateway had its body; 0: when it is sent on
-
-
-def parse_chat(body: bytes) -> ChatBody:
-    """Raises InvalidRequest that names the field."""
-    try:
-        return msgspec.json.decode(body, type=ChatBody)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(_clipped(str(error)), parameter=_field_of(str(error))) from error
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body is not JSON: {error}", parameter="body") from error
-    except RecursionError as error:
-        raise InvalidRequest("the body is nested too deeply", parameter="body") from error
+    may_call: bool = False  # the reply's text is searched for tool calls
+    names_tool: bool = False  # the request has said which tool: the finish reason is then not `tool_calls`
 
 
 def prepare_chat(
@@ -139,48 +51,57 @@ def prepare_chat(
     Blocks, for seconds where a message has megabytes and the model as many positions, and without bound in
     the template, which is a program of the model file: not for an event loop.
     """
-    _check_done(body)
+    check_done(body)
     _check_count(body.messages, max_positions)
-    stops = _stops(body.stop)
-    messages = [_message(m) for m in body.messages]
-    _check_length("messages", sum(len(m["content"]) for m in messages), tokenizer, max_positions)
-    prompt = encode_messages(messages, template, tokenizer)
+    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    sampling = read_sampling(body, read_stops(body.stop), 1 if asked is None else asked)
+    may_call = bool(callable_functions(body))
+    prompt = _prompt(body, template, tokenizer, max_positions)
     forced = _forced_ids(body, tokenizer, max_positions)
     room = max_positions - len(prompt)
-    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     needed = len(forced) or (1 if asked is None else asked)
     if room < needed:
         raise InvalidRequest(
             f"the model has {max_positions} positions; the prompt takes {len(prompt)}, the output {needed}",
             parameter="messages", hint="shorten the messages or lower max_tokens",
         )  # fmt: skip
-    sampling = SamplingParams(
-        max_tokens=_at_least(
-            "max_tokens", min(config.default_max_tokens, room) if asked is None else asked, 1
-        ),
-        temperature=_within("temperature", 1.0 if body.temperature is None else body.temperature, 0.0, 2.0),
-        top_p=_within("top_p", 1.0 if body.top_p is None else body.top_p, 1e-6, 1.0),
-        top_k=int(_within("top_k", max(body.top_k or 0, 0), 0, 2**31)),  # -1 keeps all, as in vLLM
-        # Without a seed each request draws its own noise, as clients that sample twice expect.
-        seed=secrets.randbits(32) if body.seed is None else int(_within("seed", body.seed, -(2**62), 2**62)),
-        stop=stops,
-        forced_ids=forced,
-    )
-    count = _within("n", 1 if body.n is None else body.n, 1, config.max_choices)
-    choices = tuple(replace(sampling, seed=sampling.seed + index) for index in range(int(count)))
+    max_tokens = min(config.default_max_tokens, room) if asked is None else asked
+    sampling = replace(sampling, max_tokens=at_least("max_tokens", max_tokens, 1), forced_ids=forced)
+    count = int(within("n", 1 if body.n is None else body.n, 1, config.max_choices))
+    choices = tuple(replace(sampling, seed=sampling.seed + index) for index in range(count))
     options = body.stream_options or StreamOptions()
-    priority = int(_within("priority", body.priority or 0, -(2**31), 2**31))
-    return ChatRequest(tuple(prompt), choices, bool(body.stream), options.include_usage, priority)
+    priority = int(within("priority", body.priority or 0, -(2**31), 2**31))
+    return ChatRequest(
+        tuple(prompt), choices, bool(body.stream), options.include_usage, priority,
+        may_call=may_call, names_tool=isinstance(body.tool_choice, NamedTool),
+    )  # fmt: skip
 
 
-def _check_done(body: ChatBody) -> None:
-    """Refuses what is not done yet: an answer that leaves it out would look like one that has it."""
-    for name, neutral in _NEUTRAL.items():
-        value = getattr(body, name)
-        if value is not None and value not in neutral:
-            raise InvalidRequest(
-                f"{name} is not supported by this server yet", parameter=name, hint="leave it out"
-            )
+def _prompt(
+    body: ChatBody, template: ChatTemplate, tokenizer: ChatTokenizer, max_positions: int
+) -> list[int]:
+    functions = read_functions(body)
+    described: list[dict[str, Any]] = [msgspec.to_builtins(function) for function in functions]
+    tools = [{"type": "function", "function": function} for function in described]
+    variables: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        variables["reasoning_effort"] = read_effort(body.reasoning_effort)
+    knows_tools = bool(tools or any(m.tool_calls for m in body.messages)) and template.takes_tools
+    messages = [_message(message, knows_tools) for message in body.messages]
+    if tools and knows_tools:
+        variables["tools"] = tools
+    elif tools:
+        messages = _with_tools(messages, describe_tools(described))
+    _check_length("messages", sum(len(m["content"]) for m in messages), tokenizer, max_positions)
+    return encode_messages(messages, template, tokenizer, variables)
+
+
+def _with_tools(messages: list[dict[str, Any]], told: str) -> list[dict[str, Any]]:
+    """The description in the system message, or as one."""
+    if messages[0]["role"] in ("system", "developer"):
+        content = f"{messages[0]['content']}\n\n{told}".lstrip()
+        return [{**messages[0], "content": content}, *messages[1:]]
+    return [{"role": "system", "content": told}, *messages]
 
 
 def _check_count(messages: Sequence[ChatMessage], max_positions: int) -> None:
@@ -193,15 +114,26 @@ def _check_count(messages: Sequence[ChatMessage], max_positions: int) -> None:
         )  # fmt: skip
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
+def _message(message: ChatMessage, knows_tools: bool) -> dict[str, Any]:
+    """As a template takes it; calls are text where it knows none."""
     content = message.content
     if isinstance(content, list):
         if foreign := next((part.type for part in content if part.type != "text"), None):
             raise InvalidRequest(
-                f"content part {_clipped(foreign)!r}: this model reads text only", parameter="messages"
+                f"content part {clipped(foreign)!r}: this model reads text only", parameter="messages"
             )
         content = "".join(part.text for part in content)
-    return {"role": message.role, "content": content or ""}
+    content = content or ""
+    calls = message.tool_calls or []
+    if calls and not knows_tools:
+        written = render_text_calls([(call.function.name, call.function.arguments) for call in calls])
+        content = f"{content}\n{written}".lstrip("\n")
+    found: dict[str, Any] = {"role": message.role, "content": content}
+    if calls and knows_tools:
+        found["tool_calls"] = msgspec.to_builtins(calls)
+    if message.tool_call_id is not None and knows_tools:
+        found["tool_call_id"] = message.tool_call_id
+    return found
 
 
 def _check_length(parameter: str, count: int, tokenizer: ChatTokenizer, max_positions: int) -> None:
@@ -223,43 +155,3 @@ def _forced_ids(body: ChatBody, tokenizer: ChatTokenizer, max_positions: int) ->
     if not ids:
         raise InvalidRequest("forced_text is empty", parameter="dockyard.forced_text")
     return tuple(ids)
-
-
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > 16:
-        raise InvalidRequest(f"stop has {len(stops)} strings; at most 16", parameter="stop")
-    if (longest := max(map(len, stops), default=0)) > _STOP_CHARS:
-        raise InvalidRequest(
-            f"stop has a string of {longest} characters; at most {_STOP_CHARS}", parameter="stop"
-        )
-    return stops
-
-
-def _clipped(text: str) -> str:
-    """The start and the end of what a client sent, or of what quotes it: an answer is not for megabytes."""
-    return text if len(text) <= 400 else f"{text[:200]} … {text[-200:]}"
-
-
-def _within(name: str, value: float, low: float, high: float) -> float:
-    if not low <= value <= high:
-        bounds = f"{_plain(low)} and {_plain(high)}"
-        raise InvalidRequest(f"{name} is {value}; it must be between {bounds}", parameter=name)
-    return value
-
-
-def _plain(value: float) -> str:
-    """Whole numbers with all of their digits."""
-    return str(int(value)) if value == int(value) else repr(value)
-
-
-def _at_least(name: str, value: int, low: int) -> int:
-    if value < low:
-        raise InvalidRequest(f"{name} is {value}; it must be at least {low}", parameter=name)
-    return value
-
-
-def _field_of(message: str) -> str:
-    """msgspec ends its messages with the path: `… - at `$.messages[0].role``."""
-    _, _, path = message.partition("`$.")
-    return path.strip("`") or "body"

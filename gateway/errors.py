@@ -1,5 +1,6 @@
 """Errors as the OpenAI API shapes them. Source: OpenAI API reference, error codes."""
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from gateway.body import BodyLate, ServerEnding
+from protocol.wire import Failed
 
 CLIENT_GONE = 499  # nobody reads it; nginx's code, for logs
 
@@ -40,10 +42,18 @@ _HEADERS = {
 _CODES = {404: "not_found", 405: "method"}
 
 
-def error_response(code: str, message: str, parameter: str = "") -> Response:
-    """A whole reply that says what is wrong."""
+def error_response(code: str, message: str, parameter: str = "", retry_after_s: float = 0.0) -> Response:
+    """A whole reply that says what is wrong. `retry_after_s`: when to try again, where somebody knows."""
     content = msgspec.json.encode({"error": error_object(code, message, parameter)})
-    return Response(content, _STATUS[code], _HEADERS.get(code), media_type="application/json")
+    headers = dict(_HEADERS.get(code, {}))
+    if retry_after_s > 0:
+        headers["retry-after"] = str(math.ceil(retry_after_s))
+    return Response(content, _STATUS[code], headers, media_type="application/json")
+
+
+def failure_response(failure: Failed) -> Response:
+    """The whole reply to a request that the engine has ended."""
+    return error_response(failure.code, failure.message, failure.parameter, failure.retry_after_s)
 
 
 def error_object(code: str, message: str, parameter: str) -> dict[str, Any]:

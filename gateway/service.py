@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from actors.token_client import TokenClient
 from engine.chat.template import ChatTemplate
-from engine.chat.text_stream import TextStream
 from engine.chat.tokenizer import ChatTokenizer
 from gateway.chat_reply import ChoiceResult
 from gateway.chat_request import ChatRequest
+from gateway.choice_reader import ChoiceReader, Delta
 from gateway.config import GatewayConfig
 
 
@@ -22,15 +22,6 @@ class ServedModel:
     tokenizer: ChatTokenizer
     template: ChatTemplate
     max_positions: int
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """New text of a choice; the last one of a choice carries its result."""
-
-    index: int
-    text: str
-    result: ChoiceResult | None = None
 
 
 class ChatService:
@@ -45,7 +36,11 @@ class ChatService:
     async def deltas(self, request: ChatRequest) -> AsyncGenerator[Delta]:
         """Text of all choices as it comes, in any order between choices. Raises RequestFailed."""
         merged: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._feed(request, i, merged)) for i in range(len(request.choices))]
+        begun = asyncio.Event()
+        tasks = [
+            asyncio.create_task(self._feed(request, index, begun, merged))
+            for index in range(len(request.choices))
+        ]
         open_choices = len(tasks)
         try:
             while open_choices:
@@ -69,28 +64,34 @@ class ChatService:
         return sorted(results, key=lambda result: result.index)
 
     async def _feed(
-        self, request: ChatRequest, index: int, merged: "asyncio.Queue[Delta | BaseException]"
+        self,
+        request: ChatRequest,
+        index: int,
+        begun: asyncio.Event,
+        merged: "asyncio.Queue[Delta | BaseException]",
     ) -> None:
         try:
-            async with aclosing(self._choice(request, index)) as deltas:
+            async with aclosing(self._choice(request, index, begun)) as deltas:
                 async for delta in deltas:
                     merged.put_nowait(delta)
         except Exception as error:  # the reader of the queue raises it again
             merged.put_nowait(error)
 
-    async def _choice(self, request: ChatRequest, index: int) -> AsyncGenerator[Delta]:
+    async def _choice(self, request: ChatRequest, index: int, begun: asyncio.Event) -> AsyncGenerator[Delta]:
+        """The first choice sets `begun` once its prompt is computed; the others then find it in the cache."""
+        if index:
+            await begun.wait()
         sampling = request.choices[index]
-        stream = TextStream(self.model.tokenizer, sampling.stop)
-        count = 0
+        reader = ChoiceReader(index, self.model.tokenizer, request, sampling)
         generating = self.client.generate(request.prompt_ids, sampling, request.priority, request.arrived_ns)
-        async with aclosing(generating) as tokens:
-            async for batch in tokens:
-                count += len(batch.token_ids)
-                text = stream.push(batch.token_ids, final=batch.finish_reason is not None)
-                reason = "stop" if stream.stopped else batch.finish_reason
-                if reason is None:
-                    if text:
-                        yield Delta(index, text)
-                    continue
-                yield Delta(index, text, ChoiceResult(index, stream.text, reason, count, batch))
-                return
+        try:
+            async with aclosing(generating) as tokens:
+                async for batch in tokens:
+                    begun.set()
+                    delta = reader.push(batch)
+                    if delta is not None:
+                        yield delta
+                        if delta.result is not None:
+                            return
+        finally:
+            begun.set()

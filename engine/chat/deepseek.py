@@ -67,8 +67,11 @@ def load_format(family: Family, checkpoint: Path | None = None) -> DeepseekForma
 
 
 def read_effort(value: object) -> int | None:
-    """A request's `reasoning_effort`: 1 to 100, a name, or none. Not given is 75; none is chat mode, None."""
-    names = {"none": None, **EFFORTS, "xhigh": EFFORTS["high"]}
+    """A request's `reasoning_effort`: 1 to 100, a name, or none. Not given is 75; none is chat mode, None.
+
+    The release names low, high and max; the API's other names lie between them.
+    """
+    names = {"none": None, "minimal": 25, "medium": 62, **EFFORTS, "xhigh": EFFORTS["high"]}
     if value is None:
         return DEFAULT_EFFORT
     if isinstance(value, str) and value in names:

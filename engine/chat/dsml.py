@@ -50,7 +50,7 @@ def render_calls(calls: tuple[ToolCall, ...], dialect: Dialect) -> str:
     """
     lines = [dialect.opening(dialect.block) + ">"]
     for call in calls:
-        lines.append(f'{dialect.opening("invoke")} name="{_name(call.name)}">')
+        lines.append(f'{dialect.opening("invoke")} name="{checked_name(call.name)}">')
         lines.append("\n".join(_parameter(name, value, dialect) for name, value in call.arguments.items()))
         lines.append(dialect.closing("invoke"))
     return "\n".join([*lines, dialect.closing(dialect.block)])
@@ -68,11 +68,12 @@ def json_text(value: Any) -> str:
 def _parameter(name: str, value: Any, dialect: Dialect) -> str:
     raw = isinstance(value, str) and MARKER not in value and _is_utf8(value)
     text = value if raw else json_text(value).replace(MARKER, MARKER.replace("｜", "\\uff5c"))
-    attributes = f'name="{_name(name)}" string="{"true" if raw else "false"}"'
+    attributes = f'name="{checked_name(name)}" string="{"true" if raw else "false"}"'
     return f"{dialect.opening('parameter')} {attributes}>{text}{dialect.closing('parameter')}"
 
 
-def _name(name: str) -> str:
+def checked_name(name: str) -> str:
+    """The name, where a tag can hold it. Raises InvalidRequest."""
     if '"' in name or MARKER in name or not _is_utf8(name):
         raise InvalidRequest(
             f"tool call: the name {name!r:.80} cannot stand in a call's tag",

@@ -10,28 +10,44 @@ model reads the characters.
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from engine.chat.template import ChatTemplate
 from engine.chat.tokenizer import ChatTokenizer
 
 
 def encode_messages(
-    messages: Sequence[Mapping[str, Any]], template: ChatTemplate, tokenizer: ChatTokenizer
+    messages: Sequence[Mapping[str, Any]],
+    template: ChatTemplate,
+    tokenizer: ChatTokenizer,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Ids of the rendered conversation. Raises InvalidRequest where the template refuses it.
+
+    `variables`: what else the template may write, such as tools.
 
     Takes CPU time in proportion to the text, and in the template without bound: it is a program of the model
     file. Call it from a thread: tokenising lets other threads run.
     """
     mark = f"\ufdd0{secrets.token_hex(8)}"  # a noncharacter and a number that no message can know
     begins = _beginnings(tokenizer.control)
-    marked = [{key: _marked(value, begins, mark) for key, value in message.items()} for message in messages]
-    return tokenizer.encode(template.render(marked), omit=mark)
+    marked = [_marked(message, begins, mark) for message in messages]
+    more = {"variables": _marked(variables, begins, mark)} if variables else {}
+    return tokenizer.encode(template.render(marked, **more), omit=mark)
 
 
 def _marked(value: Any, begins: re.Pattern[str], mark: str) -> Any:
-    return begins.sub(lambda found: found[0] + mark, value) if isinstance(value, str) else value
+    """With the mark in every string, names of fields included where a client chooses them."""
+    match value:
+        case str():
+            return begins.sub(lambda found: found[0] + mark, value)
+        case Mapping():
+            fields = cast(Mapping[str, Any], value)
+            return {_marked(k, begins, mark): _marked(v, begins, mark) for k, v in fields.items()}
+        case list():
+            return [_marked(item, begins, mark) for item in cast(list[Any], value)]
+        case _:
+            return value
 
 
 def _beginnings(control: Collection[str]) -> re.Pattern[str]:

@@ -24,7 +24,8 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Tokenizer, eos_id: int, control: Mapping[str, int], longest: int) -> None:
         self._tokenizer = tokenizer
         self._control = dict(control)
-        self._control_ids = frozenset(control.values())
+        self._control_names = {index: name for name, index in control.items()}
+        self._bytes: list[bytes] | None = None
         by_length = sorted(control, key=len, reverse=True)  # where two begin alike, the longer one counts
         self._split = re.compile(f"({'|'.join(map(re.escape, by_length))})" if control else "(?!)")
         self.eos_id = eos_id
@@ -66,9 +67,18 @@ class ChatTokenizer:
                 found[index] = text.encode() if index in added else _bytes_of(text)
         return found
 
+    def token_text(self, index: int) -> tuple[str, bytes]:
+        """How a token is told of by itself, and its bytes. Control tokens have their names."""
+        if (name := self._control_names.get(index)) is not None:
+            return name, name.encode()
+        if self._bytes is None:
+            self._bytes = self.token_bytes()
+        found = self._bytes[index] if index < len(self._bytes) else b""
+        return found.decode(errors="replace"), found
+
     def _is_hidden(self, index: int) -> bool:
         """Whether decoding leaves the token out."""
-        return index in self._control_ids
+        return index in self._control_names
 
 
 def _bytes_of(token: str) -> bytes:

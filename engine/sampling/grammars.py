@@ -90,7 +90,7 @@ class Grammars:
             size = len(structure.source.encode(errors="surrogatepass"))
             if size > self._limits.source_bytes:
                 raise refused(structure, f"it has {size} bytes, more than {self._limits.source_bytes}")
-            if structure.kind == "json_schema":
+            if structure.kind in ("json_schema", "structural_tag"):
                 check_schema(structure)
             return self._compiled_by_process(structure)
         except InvalidRequest as error:

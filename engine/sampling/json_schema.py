@@ -30,16 +30,31 @@ _SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluate
 
 
 def check_schema(structure: Structure) -> None:
-    """Raises InvalidRequest that names the place and the keyword."""
+    """Of a schema, or of all in a structural tag. Raises InvalidRequest that names place and keyword."""
     try:
-        schema: object = json.loads(structure.source)
-        fault = next(_faults(schema, "schema"), None)
+        value: object = json.loads(structure.source)
+        faults = _faults(value, "schema") if structure.kind == "json_schema" else _faults_in_tag(value)
+        fault = next(faults, None)
     except ValueError as error:
         raise refused(structure, f"it is not JSON: {error}") from error
     except RecursionError as error:
         raise refused(structure, "it is nested too deeply") from error
     if fault is not None:
         raise refused(structure, fault, "leave it out, and check the output for it")
+
+
+def _faults_in_tag(value: object) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in cast(list[object], value):
+            yield from _faults_in_tag(item)
+    if not isinstance(value, Mapping):
+        return
+    fields = cast(Mapping[str, object], value)
+    if fields.get("type") == "json_schema" and "json_schema" in fields:
+        yield from _faults(fields["json_schema"], "schema")
+        return
+    for item in fields.values():
+        yield from _faults_in_tag(item)
 
 
 def _faults(schema: object, where: str) -> Iterator[str]:

@@ -228,13 +228,23 @@ def test_a_prompt_that_ends_in_text_does_not_think(v41: DeepseekFormat) -> None:
 
 @pytest.mark.parametrize(
     ("value", "effort"),
-    [(None, 75), ("low", 50), ("high", 75), ("xhigh", 75), ("max", 100), ("none", None), (1, 1), (100, 100)],
+    [
+        (None, 75),
+        ("low", 50),
+        ("high", 75),
+        ("xhigh", 75),
+        ("max", 100),
+        ("none", None),
+        ("medium", 62),
+        (1, 1),
+        (100, 100),
+    ],
 )
 def test_efforts(value: object, effort: int | None) -> None:
     assert read_effort(value) == effort
 
 
-@pytest.mark.parametrize("value", [0, 101, True, 50.0, "medium", "75", []])
+@pytest.mark.parametrize("value", [0, 101, True, 50.0, "much", "75", []])
 def test_other_efforts_are_refused(value: object) -> None:
     with pytest.raises(InvalidRequest, match="reasoning_effort is"):
         read_effort(value)

@@ -62,7 +62,7 @@ def test_the_timeline_is_that_of_the_slowest_choice() -> None:
 
 
 def test_events_are_server_sent_events() -> None:
-    event = payload(chunk(HEAD, 1, {"content": "a\nb"}, None))
+    event = payload(chunk(HEAD, 1, {"content": "a\nb"}))
     assert event["object"] == "chat.completion.chunk"
     assert event["choices"] == [
         {"index": 1, "delta": {"content": "a\nb"}, "finish_reason": None, "logprobs": None}

@@ -1,0 +1,105 @@
+"""How a request's tokens are chosen, out of its body. What values are allowed the engine says, by name."""
+
+import secrets
+
+from engine.errors import InvalidRequest
+from gateway.chat_body import ChatBody
+from gateway.chat_structure import read_structure
+from protocol.sampling import SamplingParams
+
+_STOP_CHARS = 512  # of one string: each token's text is searched for all of it
+_MOST_STOPS = 16
+_MOST_BIASES = 1024  # as vLLM; OpenAI has 300
+
+
+def read_sampling(body: ChatBody, stops: tuple[str, ...], max_tokens: int) -> SamplingParams:
+    """Raises InvalidRequest."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=within("temperature", 1.0 if body.temperature is None else body.temperature, 0.0, 2.0),
+        top_p=within("top_p", 1.0 if body.top_p is None else body.top_p, 1e-6, 1.0),
+        top_k=int(within("top_k", max(body.top_k or 0, 0), 0, 2**31)),  # -1 keeps all, as in vLLM
+        # Without a seed each request draws its own noise, as clients that sample twice expect.
+        seed=secrets.randbits(32) if body.seed is None else int(within("seed", body.seed, -(2**62), 2**62)),
+        stop=stops,
+        stop_token_ids=_ids("stop_token_ids", body.stop_token_ids),
+        ignore_eos=bool(body.ignore_eos),
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=_bias(body.logit_bias),
+        min_tokens=int(within("min_tokens", body.min_tokens or 0, 0, 2**31)),
+        include_stop=bool(body.include_stop_str_in_output),
+        logprobs=_logprobs(body),
+        structure=read_structure(body),
+    )
+
+
+def read_stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Raises InvalidRequest for too many, or too long ones."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > _MOST_STOPS:
+        raise InvalidRequest(f"stop has {len(stops)} strings; at most {_MOST_STOPS}", parameter="stop")
+    if (longest := max(map(len, stops), default=0)) > _STOP_CHARS:
+        raise InvalidRequest(
+            f"stop has a string of {longest} characters; at most {_STOP_CHARS}", parameter="stop"
+        )
+    return stops
+
+
+def within(name: str, value: float, low: float, high: float) -> float:
+    """The value. Raises InvalidRequest where it lies outside the bounds."""
+    if not low <= value <= high:
+        bounds = f"{_plain(low)} and {_plain(high)}"
+        raise InvalidRequest(f"{name} is {value}; it must be between {bounds}", parameter=name)
+    return value
+
+
+def at_least(name: str, value: int, low: int) -> int:
+    """The value. Raises InvalidRequest where it is lower."""
+    if value < low:
+        raise InvalidRequest(f"{name} is {value}; it must be at least {low}", parameter=name)
+    return value
+
+
+def _logprobs(body: ChatBody) -> int:
+    if not body.logprobs:
+        if body.top_logprobs:
+            raise InvalidRequest(
+                f"top_logprobs is {body.top_logprobs}, and logprobs is not true", parameter="top_logprobs",
+                hint="send logprobs: true too",
+            )  # fmt: skip
+        return -1
+    return int(within("top_logprobs", body.top_logprobs or 0, 0, 20))
+
+
+def _bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """Token ids are strings in JSON."""
+    if bias is not None and len(bias) > _MOST_BIASES:
+        raise InvalidRequest(
+            f"logit_bias has {len(bias)} tokens; at most {_MOST_BIASES}", parameter="logit_bias"
+        )
+    if foreign := next((key for key in bias or () if not _is_id(key)), None):
+        raise InvalidRequest(
+            f"logit_bias has {foreign[:40]!r}, which is no token id", parameter="logit_bias",
+            hint='send ids of tokens: {"1234": -100}',
+        )  # fmt: skip
+    return tuple((int(key), value) for key, value in (bias or {}).items())
+
+
+def _ids(name: str, ids: list[int] | None) -> tuple[int, ...]:
+    if ids is not None and len(ids) > _MOST_BIASES:
+        raise InvalidRequest(f"{name} has {len(ids)} tokens; at most {_MOST_BIASES}", parameter=name)
+    for token in ids or ():
+        within(name, token, 0, 2**31)
+    return tuple(ids or ())
+
+
+def _is_id(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) <= 9
+
+
+def _plain(value: float) -> str:
+    """Whole numbers with all of their digits."""
+    return str(int(value)) if value == int(value) else repr(value)
