@@ -18,8 +18,8 @@ class EngineConfig(BaseModel):
     operations: Literal["auto", "c", "torch"] = "auto"  # auto: the C library where it is built
     profile: Literal["exact", "fast"] = "exact"  # fast: activations in 16 bits, products in integers
     replay: bool = True  # decoder layers see a window of each prompt (DeepSeek-V4.1); false runs all its rows
-    # DeepSeek: `released` rounds caches as in training; auto does so for V4.1 where its widths
-    # allow it, and for V4 where the weights have the release's formats too
+    # DeepSeek: `released` rounds caches as in training, and refuses widths that fill no group; auto does so
+    # for V4.1, and for V4 where the weights have the release's formats too
     caches: Literal["auto", "released", "float32"] = "auto"
     block_tokens: int = Field(default=16, ge=1)  # positions a cache block: vLLM's default
     kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)  # 1 GiB holds 23,301 tokens of smollm2

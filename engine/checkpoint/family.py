@@ -67,13 +67,14 @@ def _listed(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def _with_released_caches(config: DeepseekConfig) -> DeepseekConfig:
-    """No field says how caches are kept: as released, unless a width does not fill that format's groups."""
-    released = Quantisation(
-        window=config.head_dim % WINDOW_GROUP == 0,
-        main=config.head_dim % MAIN_GROUP == 0,
-        index=config.index_head_dim % INDEX_GROUP == 0,
+    """No field says how caches are kept: as released, or in float32 where a width fills no group of those."""
+    groups = (
+        (config.head_dim, WINDOW_GROUP),
+        (config.head_dim, MAIN_GROUP),
+        (config.index_head_dim, INDEX_GROUP),
     )
-    return replace(config, quantisation=released)
+    released = all(width % group == 0 for width, group in groups)
+    return replace(config, quantisation=Quantisation() if released else Quantisation.off())
 
 
 def _formats(model_type: ModelType, raw: Mapping[str, object]) -> Formats:

@@ -1,6 +1,5 @@
 """Model files and folders to families."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -74,13 +73,9 @@ def _v4(source: CheckpointSource, operations: Operations, caches: Caches) -> Dee
 
 
 def _v41(source: CheckpointSource, path: Path, operations: Operations, caches: Caches) -> DeepseekModel:
-    """Rounded caches are part of what the model computes, wherever its widths allow them."""
-    config = source.family.config
-    assert isinstance(config, DeepseekConfig)
-    if caches == "float32":
-        config = replace(config, quantisation=Quantisation.off())
-    elif caches == "released":
-        config = DeepseekConfig.from_dict(source.folder.config)  # refuses widths that have no such caches
+    """Rounded caches are part of what the model computes: widths that have none are refused, or asked for."""
+    quantisation = Quantisation.off() if caches == "float32" else Quantisation()
+    config = DeepseekConfig.from_dict(source.folder.config, quantisation)
     compressed = None
     if config.engram_layer_ids:
         from tokenizers import Tokenizer

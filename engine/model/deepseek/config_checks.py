@@ -140,4 +140,4 @@ def _quantisation(c: DeepseekConfig) -> Iterator[Fault]:
     )
     for on, field, group, cache in groups:
         if on and getattr(c, field) % group:
-            yield field, f"a multiple of {group}, the group of the {cache} cache, or that cache unquantised"
+            yield field, f"a multiple of {group}, the group of the {cache} cache, or caches='float32'"

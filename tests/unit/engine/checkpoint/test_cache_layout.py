@@ -65,11 +65,11 @@ def test_a_model_without_global_entries_hands_over_nothing() -> None:
     assert (layout.bytes_per_token, layout.handoff) == (0, None)
 
 
-def test_widths_that_fill_no_groups_are_kept_in_float32() -> None:
+def test_widths_that_fill_no_groups_are_described_as_they_can_be_loaded_in_float32() -> None:
     text = TINY_TEXT | {"head_dim": 48}
     config = read_family(TINY | {"text_config": text}).config
     assert isinstance(config, DeepseekConfig)
-    assert config.quantisation == Quantisation(window=False, main=True, index=True)
+    assert config.quantisation == Quantisation.off()
 
 
 @pytest.mark.parametrize(

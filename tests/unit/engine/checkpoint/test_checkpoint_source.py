@@ -11,9 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_deepseek import TINY, random_weights, write_folder
+from tiny_deepseek import TINY, TINY_TEXT, random_weights, write_folder
 from torch import Tensor
 
+from engine import load_model
 from engine.checkpoint.parts import Part
 from engine.checkpoint.source import CheckpointSource, MappedRows, open_checkpoint
 from engine.errors import BrokenModelFile
@@ -221,3 +222,14 @@ def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     with pytest.raises(BrokenModelFile, match=r"neither model\.safetensors nor"):
         open_checkpoint(tmp_path)
+
+
+def test_a_width_that_fills_no_group_is_refused_unless_caches_are_float32(tmp_path: Path) -> None:
+    without = {"engram_layer_ids": [], "engram_num_embeddings": [], "num_nextn_predict_layers": 0}
+    config = TINY | {
+        "text_config": TINY_TEXT | without | {"head_dim": 48, "compress_ratios": [0, 2, 2, 1, 1, 1]}
+    }
+    folder = write_folder(tmp_path / "model", config, random_weights(config))
+    with pytest.raises(BrokenModelFile, match=r"head_dim' is 48, .* multiple of 32, .* or caches='float32'"):
+        load_model(str(folder), threads=1)
+    assert load_model(str(folder), threads=1, caches="float32").logits([4, 5]).isfinite().all()
