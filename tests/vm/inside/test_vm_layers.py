@@ -1,6 +1,8 @@
 """Writable layers on disks of the guest's: one with project quotas, one without."""
 
+import os
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,19 +22,31 @@ for wanted in ((flags, 0), (flags & ~0x200, project)):
 """
 
 
-@pytest.fixture(scope="module")
-def quota_disk(tmp_path_factory):
-    """An ext4 with project quotas, in a file."""
-    folder = tmp_path_factory.mktemp("quota")
+FORMATS = {
+    "ext4": ["mke2fs", "-q", "-F", "-t", "ext4", "-O", "quota,project", "-E", "quotatype=prjquota"],
+    "xfs": ["mkfs.xfs", "-q", "-m", "reflink=1"],
+}
+
+
+@contextmanager
+def mounted(kind, folder):
+    """A file system with project quotas, in a file."""
     disk, place = folder / "disk", folder / "mounted"
     place.mkdir()
     with disk.open("wb") as file:
-        file.truncate(256 << 20)
-    made = ["mke2fs", "-q", "-F", "-t", "ext4", "-O", "quota,project", "-E", "quotatype=prjquota", disk]
-    subprocess.run(made, check=True)
+        file.truncate(320 << 20)
+    subprocess.run([*FORMATS[kind], disk], check=True)
     subprocess.run(["mount", "-o", "loop,prjquota", disk, place], check=True)
-    yield place
-    subprocess.run(["umount", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+@pytest.fixture(scope="module")
+def quota_disk(tmp_path_factory):
+    with mounted("ext4", tmp_path_factory.mktemp("quota")) as place:
+        yield place
 
 
 @pytest.fixture
@@ -144,3 +158,34 @@ def test_a_fork_of_one_has_a_quota_of_its_own(on_quota):
             assert used(each)[0] <= 8 << 20
     finally:
         fork.kill()
+
+
+def test_xfs_holds_it_too_and_shares_what_a_fork_copies(substrate, tmp_path):
+    from sandbox import Sandbox
+    from sandbox.audit import check_integrity
+    from sandbox.layers import quota
+
+    with mounted("xfs", tmp_path) as place:
+        state = place / "state"
+        box = Sandbox.create(substrate=substrate, state_dir=state, toolkit=TOOLKIT, layer="disk", disk_mb=32)
+        assert box.info.limits.layer == "quota"
+        box.commands.run("head -c 30M /dev/urandom > a; sha256sum a > sum; sync", timeout_s=120)
+        before = free(place)
+        fork = box.fork_fs()
+        assert before - free(place) < 8 << 20
+        assert fork.commands.run("sha256sum -c sum", timeout_s=120).stdout == "a: OK\n"
+        for each in (box, fork):
+            result = each.commands.run("head -c 8M /dev/zero > b", timeout_s=120)
+            assert "quota exceeded" in result.stderr or "No space left" in result.stderr
+            assert used(each)[0] <= 32 << 20
+        _, project = quota._project(box._ownership.layer.directory)
+        for each in (box, fork):
+            each.kill()
+        assert check_integrity(state).leftovers == ()
+        assert quota._usage(state, project) == (0, 0)
+
+
+def free(place):
+    subprocess.run(["sync"], check=True)
+    disk = os.statvfs(place)
+    return disk.f_bavail * disk.f_frsize
