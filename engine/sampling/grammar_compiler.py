@@ -55,6 +55,12 @@ class GrammarCompiler:
             raise refused(structure, _cause(answer["error"]))
         return answer["grammar"]
 
+    def kill(self) -> None:
+        """End the process from any thread: who waits for a grammar is refused it."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
         """End the process. Blocks until it has ended."""
         process, self._process = self._process, None

@@ -70,7 +70,9 @@ class Grammars:
         return GrammarMatcher(self.compile(structure), structure, self._vocabulary, self._ends)
 
     def close(self) -> None:
-        """End the compiling process and thread. Blocks until they have."""
+        """End the compiling process and thread. Blocks until they have, which is soon."""
+        if self._compiler is not None:
+            self._compiler.kill()
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         with self._lock:

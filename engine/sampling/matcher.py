@@ -1,5 +1,6 @@
 """Where one sequence stands in its grammar. Shapes: V vocabulary."""
 
+import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ import numpy as np
 from engine.errors import GrammarStuck
 from engine.sampling.adjustments import Allowed
 from protocol.sampling import Structure
+
+_MOST_S = 5.0  # of one output: every other request waits meanwhile. A usual grammar takes 0.1 ms a token
 
 
 class GrammarMatcher:
@@ -26,6 +29,7 @@ class GrammarMatcher:
         self._free = np.ones(vocabulary, np.bool_)
         self._free[list(ends)] = False  # an output that ended in its reasoning would lack the structure
         self._begun = self._begins_after < 0
+        self._spent_s = 0.0
         self.num_followed = 0
 
     def follow(self, token_ids: Sequence[int]) -> None:
@@ -38,16 +42,21 @@ class GrammarMatcher:
         """[V] of what may come next; None: everything. Raises GrammarStuck."""
         if not self._begun:
             return self._free
-        if not self._matcher.fill_next_token_bitmask(self._bits):
+        started = time.perf_counter()
+        constrained: bool = self._matcher.fill_next_token_bitmask(self._bits)
+        self._spent_s += time.perf_counter() - started
+        if self._spent_s > _MOST_S:
+            raise self._stuck(f"its grammar has taken more than {_MOST_S:g} s to follow: use a simpler one")
+        if not constrained:
             return None
         mask = np.unpackbits(self._bits.numpy().view(np.uint8), bitorder="little")[: self._vocabulary]
         allowed = mask.view(np.bool_)
         if not allowed.any():
-            raise GrammarStuck(
-                f"{self._field}: the output cannot go on as it must: the vocabulary has no token for it",
-                parameter=self._field,
-            )
+            raise self._stuck("the output can neither go on nor end: no token of the vocabulary is allowed")
         return allowed
+
+    def _stuck(self, cause: str) -> GrammarStuck:
+        return GrammarStuck(f"{self._field}: {cause}", parameter=self._field)
 
     def _follow(self, token: int) -> None:
         if self._begun:

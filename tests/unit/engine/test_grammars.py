@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny_gguf import EOS, TOKENS, byte_ids
 
 from engine.chat.tokenizer import ChatTokenizer
-from engine.errors import InvalidRequest
+from engine.errors import GrammarStuck, InvalidRequest
 from engine.sampling.grammar_compiler import CompileLimits
 from engine.sampling.grammars import Grammars
 from engine.sampling.matcher import GrammarMatcher
@@ -211,3 +211,34 @@ def test_preparing_tells_when_it_is_done_and_keeps_a_refusal(grammars: Grammars)
         grammars.prepare(structure, done.set)
         assert done.wait(60)
         assert grammars.is_known(structure)
+
+
+def test_a_grammar_that_takes_too_long_to_follow_ends_its_output(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.sampling.matcher._MOST_S", 0.0)
+    structure = Structure("regex", "ab", field="structured_outputs.regex")
+    with pytest.raises(GrammarStuck, match="more than 0 s to follow") as stuck:
+        grammars.matcher(structure).allowed()
+    assert stuck.value.parameter == "structured_outputs.regex"
+
+
+def test_an_output_that_can_neither_go_on_nor_end_is_told() -> None:
+    """A vocabulary without the letter that comes next."""
+    poor = Grammars(lambda: [b"a", b"b", b""], {2})
+    try:
+        matcher = poor.matcher(Structure("regex", "axb"))
+        matcher.follow([0])
+        with pytest.raises(GrammarStuck, match="neither go on nor end"):
+            matcher.allowed()
+    finally:
+        poor.close()
+
+
+@pytest.mark.timeout(200)
+def test_closing_does_not_wait_for_a_grammar(tiny_tokenizer: ChatTokenizer) -> None:
+    wide = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(3000)}}
+    grammars = Grammars(tiny_tokenizer.token_bytes, {EOS}, CompileLimits(seconds=250.0))
+    grammars.compile(Structure("regex", "ab"))  # the process is up
+    grammars.prepare(schema(wide), lambda: None)
+    grammars.close()  # within the test's time, whether the thread has begun or not
