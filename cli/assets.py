@@ -13,6 +13,7 @@ from evals.fetch import fetch_sdist
 from kernels.cpu.build import build as build_kernels
 from protocol.errors import DockyardError
 from sandbox.egress.build import build as build_egress
+from sandbox.guard.build import build as build_guard
 from sandbox.native.build import build as build_init
 from sandbox.toolkit import build_toolkit
 
@@ -27,6 +28,7 @@ def main() -> int:
         ("CPU kernels", build_kernels, "the model runs on PyTorch, several times slower", False),
         ("sandbox init", build_init, "no sandbox can start", True),
         ("egress programs", build_egress, "sandboxes with a network policy are refused", False),
+        ("guard programs", build_guard, "sandboxes go without one protection of several", False),
         ("sandbox toolkit", lambda: build_toolkit(state.toolkit), "no sandbox has an interpreter", True),
         ("task sources", lambda: _fetch_sources(state), "the bug tasks cannot be set up", False),
     ]

@@ -1,11 +1,15 @@
 """One run of a compiler, whose result appears as a whole: whoever reads meanwhile has the old one."""
 
 import os
+import platform
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from sandbox.errors import StartError
+from sandbox.errors import StartError, UnsupportedError
+
+_BPF_FLAGS = ("-O2", "-g", "-target", "bpf", "-Wall", "-Wextra", "-Werror")
 
 
 def compile_to(target: Path, command: Sequence[str], name: str) -> None:
@@ -16,3 +20,17 @@ def compile_to(target: Path, command: Sequence[str], name: str) -> None:
         draft.unlink(missing_ok=True)
         raise StartError(f"compiling {name} failed: {done.stderr.strip()}", phase="build")
     draft.replace(target)
+
+
+def compile_for_kernel(target: Path, source: Path, name: str) -> bool:
+    """Compiles BPF programs; about a second. False where the object is not older than its source.
+    UnsupportedError without clang and libbpf's headers."""
+    if target.is_file() and target.stat().st_mtime >= source.stat().st_mtime:
+        return False
+    compiler = shutil.which("clang")
+    if compiler is None or not Path("/usr/include/bpf/bpf_helpers.h").exists():
+        lacking = "clang" if compiler is None else "libbpf's headers"
+        raise UnsupportedError(f"no {lacking} to build {name}", hint="apt-get install clang libbpf-dev")
+    headers = f"-I/usr/include/{platform.machine()}-linux-gnu"  # clang does not look there for this target
+    compile_to(target, [compiler, *_BPF_FLAGS, headers, "-c", str(source)], name)
+    return True

@@ -15,10 +15,13 @@ from protocol.errors import DockyardError
 from protocol.ids import new_id
 from sandbox import cgroups
 from sandbox.egress import links, service
+from sandbox.guard.node import missing as missing_guard
+from sandbox.guard.node import shared_guard
 from sandbox.layers.choice import choose
 from sandbox.limits import Asked, LimitName, settle
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
 from sandbox.policy import Destination, Network, Policy, apparmor, apparmor_profiles, landlock
+from sandbox.refusals import Attempt
 from sandbox.sandbox import Sandbox
 from sandbox.substrates import SUBSTRATES, SubstrateName
 
@@ -55,6 +58,7 @@ def probe(*, state_dir: Path | None = None, toolkit: Path | None = None) -> tupl
         _disk_layer(state),
         _landlock(),
         _apparmor(),
+        _guard(state),
         _bubblewrap(),
         *(_oci_runtime(name) for name in ("crun", "runc")),
         *(_cgroup(name, state) for name in cgroups.CONTROLLERS),
@@ -162,6 +166,33 @@ def _apparmor() -> Capability:
         except DockyardError as error:
             return Capability("apparmor", "missing", error.message, cost, fix)
     return Capability("apparmor", "enforced", "a profile was loaded and removed")
+
+
+def _guard(state: Path) -> Capability:
+    """Has a program in a sealed cgroup signal this process, which is outside of it."""
+    cost = "one mechanism fewer; nothing else refuses what has the kernel load modules"
+    fix = "boot with `bpf` in the kernel's `lsm=` list; apt-get install clang libbpf-dev, and set up again"
+    unified = next((each for each in cgroups.find_hierarchies() if each.version == 2), None)
+    if (guard := shared_guard()) is None or unified is None:
+        reason = missing_guard() or "no cgroups of version 2 that this process may make groups of"
+        return Capability("guard", "missing", reason, cost, fix)
+    key = cgroups.state_key(state)
+    (planned,) = cgroups.plan_groups([unified], key, new_id("sbx"))
+    groups, sealed = cgroups.Groups([planned]), 0
+    try:
+        groups.create(settle(Asked(), frozenset[LimitName]({"cpu", "memory", "pids", "disk"})))
+        sealed = guard.seal(planned.path)
+        _run(["sh", "-c", f"echo $$ > {planned.path}/cgroup.procs && kill -0 {os.getpid()}"])
+        refused = guard.refused(sealed).get(Attempt("signal"), 0)
+    except (DockyardError, OSError) as error:
+        return Capability("guard", "missing", str(error), cost, fix)
+    finally:
+        groups.remove()
+        guard.forget(sealed)
+        cgroups.remove_empty_parents([unified.root], key)
+    if not refused:
+        return Capability("guard", "missing", "the kernel did not ask it", cost, fix)
+    return Capability("guard", "enforced", "a signal out of a sealed cgroup was refused by the kernel")
 
 
 def _bubblewrap() -> Capability:

@@ -11,6 +11,7 @@ from protocol.ids import new_id
 from sandbox import cgroups
 from sandbox.egress.service import shared_egress
 from sandbox.errors import InvalidArgument, UnsupportedError
+from sandbox.guard.node import Guard, shared_guard
 from sandbox.images import Image, prepare_image
 from sandbox.launcher import Handed, Launched, launch
 from sandbox.layers.choice import choose
@@ -74,6 +75,7 @@ def make(order: Order, content: Content | None) -> Made:
     uplink = None if network is None else order.egress or shared_egress(state)
     hierarchies = cgroups.find_hierarchies()
     profile = _profile(rules, state)
+    guard = _guard(rules, hierarchies)
     info = SandboxInfo(
         id=new_id("sbx"),
         image=order.image,
@@ -87,7 +89,7 @@ def make(order: Order, content: Content | None) -> Made:
         policy=rules,
         labels=MappingProxyType(dict(order.labels)),
         profile=profile.name if profile is not None else None,
-        lacking=("apparmor",) if "apparmor" in rules.protections and profile is None else (),
+        lacking=_lacking(rules, profile, guard),
         hostname=order.hostname,
         made_from="" if content is None else content.about.name or content.about.sandbox_id,
     )
@@ -103,6 +105,7 @@ def make(order: Order, content: Content | None) -> Made:
         groups=cgroups.plan_groups(hierarchies, cgroups.state_key(state), info.id),
         all_hierarchies=plan.all_hierarchies,
         profile=profile,
+        guard=guard,
     )
     launched: Launched | None = None
     try:
@@ -162,6 +165,17 @@ def _profile(rules: Policy, state_dir: Path) -> Profile | None:
             hint="run as root on a kernel with `apparmor` in its `lsm=` list and apparmor_parser installed",
         )
     return None
+
+
+def _guard(rules: Policy, hierarchies: tuple[cgroups.Hierarchy, ...]) -> Guard | None:
+    """None where the policy goes without it, and where the kernel or this host does not have it."""
+    wanted = "guard" in rules.protections and any(each.version == 2 for each in hierarchies)
+    return shared_guard() if wanted else None
+
+
+def _lacking(rules: Policy, profile: Profile | None, guard: Guard | None) -> tuple[Protection, ...]:
+    there: dict[Protection, bool] = {"apparmor": profile is not None, "guard": guard is not None}
+    return tuple(name for name, is_there in there.items() if name in rules.protections and not is_there)
 
 
 def _is_privileged() -> bool:

@@ -8,6 +8,7 @@ from sandbox import cgroups
 from sandbox.egress.connection import Connection
 from sandbox.egress.service import Egress
 from sandbox.errors import UnsupportedError
+from sandbox.guard.node import Guard
 from sandbox.journal import Journal, Record
 from sandbox.launcher import Launched
 from sandbox.layers.base import Layer, LayerSize
@@ -35,9 +36,11 @@ class Ownership:
         groups: tuple[cgroups.Group, ...],
         all_hierarchies: bool,
         profile: Profile | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._profile, self._profiles = profile, LoadedProfiles(state_dir)
         self.groups = cgroups.Groups(groups)
+        self._guard, self._sealed = guard, 0  # the cgroup's id, once it is
         self.layer = Layer()
         self._layers = MECHANISMS["memory"]
         self._state_dir = state_dir
@@ -80,14 +83,17 @@ class Ownership:
         return self.connection.link.namespace
 
     def counters(self) -> cgroups.Counters:
-        """How often limits have bitten so far, the network policy's among them."""
+        """How often limits have bitten so far, the network policy's and the guard's among them."""
         counters = self.groups.counters()
-        if self.connection is None:
-            return counters
-        return replace(counters, refused=self.connection.counts())
+        refused = {} if self.connection is None else dict(self.connection.counts())
+        if self._guard is not None and self._sealed:
+            refused.update(self._guard.refused(self._sealed))
+        return replace(counters, refused=refused)
 
     def note_processes(self, launched: Launched) -> None:
-        """Enters the processes, now that they run and are in their namespaces."""
+        """Enters the processes, now that they run in their namespaces, and seals the group. OSError."""
+        if self._guard is not None and self.groups.unified is not None:
+            self._sealed = self._guard.seal(self.groups.unified)
         self.layer.let_go()
         if self.connection is not None:
             self.connection.link.let_go()
@@ -104,6 +110,8 @@ class Ownership:
                 process.kill()
                 process.wait()
         self.groups.remove()
+        if self._guard is not None and self._sealed:
+            self._guard.forget(self._sealed)
         if self.connection is not None and self._egress is not None:
             self._egress.disconnect(self.connection)
             self._egress = None

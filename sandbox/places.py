@@ -8,6 +8,8 @@ from pathlib import Path
 INIT_BINARY = Path(__file__).parent / "native" / "dockyard-init"
 # Built from sandbox/egress at set-up, where there is a compiler for it.
 EGRESS_OBJECT = Path(__file__).parent / "egress" / "egress.bpf.o"
+# Built from sandbox/guard at set-up, likewise.
+GUARD_OBJECT = Path(__file__).parent / "guard" / "guard.bpf.o"
 
 # How long a version that a newer one has replaced is kept: longer than a sandbox that started on it lives.
 SUPERSEDED_S = 86_400.0

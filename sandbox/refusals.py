@@ -7,8 +7,18 @@ from typing import Literal
 
 from sandbox.results import Denial
 
-# Where it was refused: five places of the kernel's, the resolver, and what there was no room to tell apart.
+# Where it was refused: places of the kernel's, the resolver, and what there was no room to tell apart.
 Hook = Literal["connect", "send", "bind", "socket", "packet", "wire", "name", "other"]
+# What the node's guard refuses.
+Deed = Literal["bpf", "trace", "signal", "mount", "namespaces", "module"]
+_DEEDS: dict[Deed, str] = {
+    "bpf": "using BPF",
+    "trace": "tracing a process that is not of this sandbox",
+    "signal": "signalling a process that is not of this sandbox",
+    "mount": "mounting",
+    "namespaces": "making a user namespace",
+    "module": "having the kernel load a module",
+}
 
 MAX_KINDS = 256  # kept apart; further ones count together
 _SOCKET_TYPES = {1: "stream", 2: "datagram", 3: "raw", 5: "seqpacket"}
@@ -19,7 +29,7 @@ class Attempt:
     """What was tried. `port` of a socket is its type. `why` is empty but for names, whose `address` is the
     name."""
 
-    hook: Hook
+    hook: Hook | Deed
     address: str = ""
     port: int = 0
     protocol: str = ""
@@ -40,6 +50,8 @@ class Attempt:
                 text = f"more was refused, {times}"
             case "bind":
                 text = f"binding {self.address} port {self.port} ({self.protocol}) was refused {times}"
+            case "bpf" | "trace" | "signal" | "mount" | "namespaces" | "module":
+                return Denial("guard", count, f"{_DEEDS[self.hook]} was refused {times}")
             case "connect" | "send" | "packet" | "wire":
                 what = {"connect": "connecting to", "send": "sending to"}.get(self.hook, "sending packets to")
                 text = f"{what} {self.address} port {self.port} ({self.protocol}) was refused {times}"

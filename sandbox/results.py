@@ -10,10 +10,11 @@ Reason = Literal["exit", "signal", "oom", "timeout", "killed", "output_limit", "
 class Denial:
     """A limit that bit while the command ran: the `memory` limit killed `count` processes, the `pids` limit
     refused `count` forks, the `output` limit ended the command, the `network` policy refused `count` attempts
-    at `address` (a name where it did not resolve) and `port` over `protocol` (tcp, udp, dns, icmp). Counted
-    for the sandbox, so a command that ran beside others may show theirs."""
+    at `address` (a name where it did not resolve) and `port` over `protocol` (tcp, udp, dns, icmp), the
+    node's `guard` refused `count` calls to the kernel. Counted for the sandbox, so a command that ran beside
+    others may show theirs."""
 
-    limit: Literal["memory", "pids", "output", "network"]
+    limit: Literal["memory", "pids", "output", "network", "guard"]
     count: int
     detail: str
     address: str = ""

@@ -7,6 +7,8 @@ is an error about the arguments.
 
 import errno
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from bench.attack_cases.model import (
@@ -18,6 +20,7 @@ from bench.attack_cases.model import (
     Probe,
     Substrate,
 )
+from sandbox.cgroups import parse_hierarchies
 from sandbox.policy.seccomp import NUMBERS, this_machine
 
 _AS_ROOT, _IN_NAMESPACES = Outside("root"), Outside("namespace")
@@ -63,8 +66,9 @@ def _case(
     mechanism: str,
     shut: frozenset[str] = _EPERM,
     on: tuple[Substrate, ...] = ("function", "container"),
+    needs: Callable[[], str] | None = None,
 ) -> Case:
-    return Case(number, name, title, attack, shut, mechanism, control, on=on)
+    return Case(number, name, title, attack, shut, mechanism, control, on=on, needs=needs)
 
 
 def _by_seccomp(
@@ -76,15 +80,33 @@ def _by_seccomp(
 
 def _in_spaces(
     number: int, name: str, title: str, attack: Probe, control: Control = WITHOUT_SECCOMP,
-    *, shut: frozenset[str] = _EPERM,
+    *, shut: frozenset[str] = _EPERM, needs: Callable[[], str] | None = None,
 ) -> list[Case]:  # fmt: skip
     """What needs capabilities in namespaces of its own. `function` refuses the namespaces a second time."""
     mechanism = _BY_SECCOMP if control == WITHOUT_SECCOMP else _BY_BOTH
     return [
         _case(
-            number, name, title, attack, _IN_NAMESPACES, mechanism=_FUNCTION_TOO, shut=shut, on=("function",)
+            number,
+            name,
+            title,
+            attack,
+            _IN_NAMESPACES,
+            mechanism=_FUNCTION_TOO,
+            shut=shut,
+            on=("function",),
+            needs=needs,
         ),
-        _case(number, name, title, attack, control, mechanism=mechanism, shut=shut, on=("container",)),
+        _case(
+            number,
+            name,
+            title,
+            attack,
+            control,
+            mechanism=mechanism,
+            shut=shut,
+            on=("container",),
+            needs=needs,
+        ),
     ]
 
 
@@ -95,6 +117,12 @@ def _by_capability(number: int, name: str, title: str, attack: Probe, control: C
 
 def _mount(kind: str, target: str = "/tmp", data: str | None = None, flags: int = 0) -> Probe:
     return _spaced("mount", kind, target, kind, flags, data)
+
+
+def _version_1() -> str:
+    """A namespace may mount a tree that is there, and make none."""
+    here = any(version == 1 for _, version, _ in parse_hierarchies(Path("/proc/mounts").read_text()))
+    return "" if here else "this machine has no cgroups of version 1"
 
 
 _BIND = ("/usr", "/tmp", None, _MS_BIND | _MS_REC, None)
@@ -110,7 +138,7 @@ _MOUNTS: tuple[list[Case], ...] = (
     _in_spaces(5, "mount-over-proc", "a mount over /proc/sys, to redirect writes",
                _mount("tmpfs", "/proc/sys"), WITHOUT_BOTH),
     _in_spaces(6, "mount-cgroup-1", "version 1 cgroups mounted, for their release_agent",
-               _mount("cgroup", data="pids"), WITHOUT_BOTH),
+               _mount("cgroup", data="pids"), WITHOUT_BOTH, needs=_version_1),
     _in_spaces(6, "mount-cgroup-2", "version 2 cgroups mounted", _mount("cgroup2"), WITHOUT_BOTH),
     _in_spaces(13, "mount-binfmt", "binfmt_misc mounted, to register an interpreter", _mount("binfmt_misc"),
                WITHOUT_BOTH),

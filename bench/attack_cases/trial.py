@@ -19,6 +19,7 @@ from bench.attack_cases.model import (
     Substrate,
     Without,
 )
+from sandbox.guard.node import shared_guard
 from sandbox.policy import Protection, apparmor_profiles
 
 Outcome = Literal["denied", "contained", "open", "failed", "not here"]
@@ -101,8 +102,8 @@ def _control(case: Case, arena: Arena) -> Seen:
 
 
 def _without(probe: Probe, protections: frozenset[Protection], shut: frozenset[str], arena: Arena) -> Seen:
-    """Where several protections hold a door, each of them does alone. Where the kernel has AppArmor, which
-    holds much of what they do, the control goes without it too."""
+    """Where several protections hold a door, each of them does alone. Where the kernel has AppArmor or takes
+    the node's guard, which hold much of what they do, the control goes without these too."""
     for each in protections if len(protections) > 1 else ():
         alone = attempt(without(probe, frozenset({each})), arena)
         if alone.opened or alone.said not in shut:
@@ -111,7 +112,11 @@ def _without(probe: Probe, protections: frozenset[Protection], shut: frozenset[s
 
 
 def _behind() -> frozenset[Protection]:
-    return frozenset({"apparmor"}) if apparmor_profiles.is_available() else frozenset()
+    there: dict[Protection, bool] = {
+        "apparmor": apparmor_profiles.is_available(),
+        "guard": shared_guard() is not None,
+    }
+    return frozenset(name for name, is_there in there.items() if is_there)
 
 
 def _probe(case: Case) -> Probe:

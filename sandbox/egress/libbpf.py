@@ -42,6 +42,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "bpf_object__find_program_by_name": (c_void_p, (c_void_p, c_char_p)),
     "bpf_object__find_map_fd_by_name": (c_int, (c_void_p, c_char_p)),
     "bpf_program__fd": (c_int, (c_void_p,)),
+    "bpf_program__attach_lsm": (c_void_p, (c_void_p,)),
+    "bpf_link__destroy": (c_int, (c_void_p,)),
     "bpf_prog_attach": (c_int, (c_int, c_int, c_int, c_uint32)),
     "bpf_map_update_elem": (c_int, (c_int, c_char_p, c_char_p, c_uint64)),
     "bpf_map_lookup_elem": (c_int, (c_int, c_char_p, c_char_p)),
@@ -72,6 +74,7 @@ class BpfObject:
     def __init__(self, path: Path) -> None:
         """Loads it; some ten milliseconds. OSError when the kernel refuses."""
         self._library = load_library()
+        self._links: list[int] = []
         self._object = self._library.bpf_object__open_file(os.fsencode(path), None)
         if not self._object:
             raise _error(f"open {path}")
@@ -81,7 +84,9 @@ class BpfObject:
             raise error
 
     def close(self) -> None:
-        """Lets go of it. Idempotent."""
+        """Lets go of it; security hooks are the kernel's own again. Idempotent."""
+        while self._links:
+            self._library.bpf_link__destroy(self._links.pop())
         if self._object:
             self._library.bpf_object__close(self._object)
         self._object = None
@@ -99,6 +104,13 @@ class BpfObject:
         if done != 0:
             raise _error(f"attach {name}")
 
+    def attach_to_hook(self, name: str) -> None:
+        """Attaches a program to the security hook that it names, until this object is closed."""
+        link = self._library.bpf_program__attach_lsm(self._find(name))
+        if not link:
+            raise _error(f"attach {name}")
+        self._links.append(link)
+
     def attach_to_link(self, name: str, ifindex: int) -> None:
         """Has a program see what comes in at a device of the calling thread's network namespace, until that
         is removed."""
@@ -110,12 +122,15 @@ class BpfObject:
             raise _error(f"attach {name} to a link")
 
     def _program(self, name: str) -> int:
+        return int(self._library.bpf_program__fd(self._find(name)))
+
+    def _find(self, name: str) -> int:
         if not self._object:
             raise OSError(errno.EBADF, f"{name}: the object is closed")
         program = self._library.bpf_object__find_program_by_name(self._object, name.encode())
         if not program:
             raise _error(f"find program {name}")
-        return int(self._library.bpf_program__fd(program))
+        return int(program)
 
 
 class BpfMap:

@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from sandbox.policy.network import Network
 
 MIB = 1 << 20
-Protection = Literal["seccomp", "landlock", "apparmor"]
+Protection = Literal["seccomp", "landlock", "apparmor", "guard"]
 PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
-WANTED: frozenset[Protection] = frozenset({"apparmor"})
+WANTED: frozenset[Protection] = frozenset({"apparmor", "guard"})
 """A host that lacks one of these makes the sandbox without it, and `info.lacking` says so."""
 
 

@@ -46,8 +46,10 @@ PROGRAMS = (
         "ps",
     ),
     *("mount", "umount", "unshare", "ip", "pgrep", "stty", "tty", "sha256sum", "false", "echo", "stat"),
-    *("bwrap", "crun", "runc", "apparmor_parser"),
+    *("setpriv", "find", "date", "yes", "du"),
+    *("bwrap", "crun", "runc", "apparmor_parser", "mke2fs", "mkfs.xfs"),
 )
+LOADED = ("libbpf.so.1",)  # by name while it runs, so no program names it
 LIBRARIES = (
     "pydantic",
     "pydantic_core",
@@ -56,8 +58,21 @@ LIBRARIES = (
     "typing_inspection",
     "msgspec",
 )
-PACKAGES = ("sandbox", "protocol")
-MODULES = ("virtio_blk", "overlay", "veth")
+PACKAGES = ("sandbox", "protocol", "bench/attack_cases")
+MODULES = (
+    "virtio_blk",
+    "overlay",
+    "veth",
+    "sch_ingress",
+    "cls_bpf",
+    "loop",
+    "quota_tree",
+    "quota_v2",
+    "libcrc32c",
+    "xfs",
+    "binfmt_misc",
+    "vsock",
+)
 _BLOCKS = 700 << 20
 _FILES = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n",
@@ -66,7 +81,7 @@ _FILES = {
 }
 START = """\
 #!/bin/bash
-export PATH=/usr/sbin:/usr/bin HOME=/root LANG=C.UTF-8
+export PATH=/usr/sbin:/usr/bin HOME=/root LANG=C.UTF-8 TMPDIR=/var/tmp
 export DOCKYARD_HOME=/var/dockyard PYTHONPATH=/project:/opt/site
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -76,10 +91,14 @@ for place in /dev/shm /tmp /run; do mount -t tmpfs tmpfs $place; done
 mount -t securityfs none /sys/kernel/security
 mount -t cgroup2 none /sys/fs/cgroup
 mount -t bpf none /sys/fs/bpf
+# What Debian shuts for everybody: attacks are to meet the sandbox, not that.
+echo 2 > /proc/sys/kernel/perf_event_paranoid
+echo 1 > /proc/sys/dev/tty/legacy_tiocsti
 ip link set lo up
 mkdir /sys/fs/cgroup/first && echo $$ > /sys/fs/cgroup/first/cgroup.procs
-cd /project && /opt/toolkit/bin/python3 -B -m pytest -c /dev/null --rootdir /project -p no:cacheprovider \\
-  -W error -rA --tb short --color no {arguments} /project/inside
+cd /project
+/opt/toolkit/bin/python3 -B -m pytest -c /dev/null --rootdir /project -p no:cacheprovider \\
+  -W error -rfEs --tb short --color no {arguments} /project/inside
 echo "guest ended with $?"
 sync; echo o > /proc/sysrq-trigger; sleep 9
 """
@@ -89,7 +108,19 @@ def make_disk(kernel: Kernel, toolkit: Path, target: Path, arguments: str = "") 
     """An ext4 file system with everything that a run needs; seconds. `arguments` are pytest's."""
     root = target.with_suffix(".root")
     shutil.rmtree(root, ignore_errors=True)
-    for name in ("dev", "etc/alternatives", "opt", "proc", "root", "run", "sys", "tmp", "usr/bin", "var"):
+    for name in (
+        "dev",
+        "etc/alternatives",
+        "mnt",
+        "opt",
+        "proc",
+        "root",
+        "run",
+        "sys",
+        "tmp",
+        "usr/bin",
+        "var/tmp",
+    ):
         (root / name).mkdir(parents=True)
     for name in ("bin", "sbin", "lib", "lib64"):
         (root / "usr" / name).mkdir(exist_ok=True)
@@ -153,20 +184,34 @@ def _copy_programs(root: Path) -> None:
     for path in found:
         place = "sbin" if "sbin" in path.parts else "bin"
         shutil.copy2(path.resolve(), root / "usr" / place / path.name)
-    _copy_libraries(root, found)
+    _copy_libraries(root, (*found, *map(_library, LOADED)))
     abi = Path("/etc/apparmor.d/abi")
     if abi.is_dir():
         shutil.copytree(abi, root / "etc/apparmor.d/abi")
 
 
 def _copy_libraries(root: Path, programs: Iterable[Path]) -> None:
-    """What the dynamic linker finds for them, under the names that it looks for."""
-    for library in sorted({each for program in programs for each in _linked(program)}):
+    """What the dynamic linker finds for them, under the names that it looks for; a library comes itself."""
+    needed = {each for program in programs for each in (*_linked(program), *_itself(program, root))}
+    for library in sorted(needed):
         inside = library.parts[2:] if library.parts[1] == "usr" else library.parts[1:]
         target = root.joinpath("usr", *inside)
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
             shutil.copy2(library.resolve(), target)
+
+
+def _library(name: str) -> Path:
+    """Where the dynamic linker has it."""
+    listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    found = re.search(rf"{re.escape(name)} .*x86-64.* => (\S+)", listed)
+    if found is None:
+        raise GuestError(f"{name} is not installed here")
+    return Path(found[1])
+
+
+def _itself(program: Path, root: Path) -> tuple[Path, ...]:
+    return (program,) if ".so" in program.name and root not in program.parents else ()
 
 
 def _linked(program: Path) -> Iterator[Path]:
@@ -182,6 +227,8 @@ def _copy_project(root: Path) -> None:
         (root / "opt/site").mkdir(exist_ok=True)
         copy(source, root / "opt/site" / name)
     bytecode = shutil.ignore_patterns("__pycache__")
+    (root / "project/bench").mkdir(parents=True)
+    shutil.copy2(PROJECT / "bench/__init__.py", root / "project/bench")
     for name in PACKAGES:
         shutil.copytree(PROJECT / name, root / "project" / name, ignore=bytecode)
     shutil.copytree(PROJECT / "tests/vm/inside", root / "project/inside", ignore=bytecode)

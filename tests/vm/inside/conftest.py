@@ -1,11 +1,35 @@
 """These tests run in the guest of tests/vm/run.py and nowhere else."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+LANE = int(os.environ.get("DOCKYARD_LANE", "0"))
+
 if not Path("/etc/dockyard-guest").exists():
     collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--every-attack", action="store_true", help="also those that other kernels show as well")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "every_attack: with --every-attack alone")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Two guests run side by side: this one takes its half, sandboxes of a kind together."""
+    every = config.getoption("--every-attack")
+    mine = [
+        item
+        for item in items
+        if ("container" in item.nodeid) == (LANE == 1)
+        and (every or item.get_closest_marker("every_attack") is None)
+    ]
+    config.hook.pytest_deselected(items=[item for item in items if item not in mine])
+    items[:] = mine
 
 
 @pytest.fixture(params=["function", "container"])
@@ -31,3 +55,21 @@ def create(substrate):
     for box in made:
         box.kill()
     assert check_integrity(default_state_dir()).leftovers == ()
+
+
+@pytest.fixture(scope="module")
+def arena(request):
+    """One a substrate for all attacks on it; afterwards nothing may be left of any."""
+    from bench.attack_cases.arena import Arena
+    from sandbox.audit import check_integrity
+    from sandbox.guard.node import shared_guard
+    from sandbox.places import default_state_dir
+
+    fds, mounts = Path("/proc/self/fd"), Path("/proc/self/mountinfo")
+    shared_guard()  # whose descriptors stay
+    before = len(list(fds.iterdir())), mounts.read_text()
+    with Arena(request.param, state_dir=default_state_dir(), toolkit=Path("/opt/toolkit")) as arena:
+        yield arena
+    audit = check_integrity(default_state_dir())
+    assert (audit.leftovers, audit.live) == ((), ())
+    assert (len(list(fds.iterdir())), mounts.read_text()) == before
