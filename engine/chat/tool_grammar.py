@@ -15,7 +15,8 @@ JSON_FORM = "json"
 Form = Dialect | Literal["json"]
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 _STYLES = {V41: "deepseek_v4_1_xml", V4: "deepseek_xml"}
-_MAX_WHITESPACE = 64
+# Characters between the parts of arguments: as DSML is written, and enough for JSON with indentation.
+_MOST_SPACES = {"deepseek_v4_1_xml": 1, "deepseek_xml": 1, "json": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,5 +63,5 @@ def _arguments(function: Signature, style: str, excludes: list[str]) -> dict[str
     schema = dict(function.parameters or {"type": "object", "additionalProperties": True})
     return {
         "type": "json_schema", "json_schema": schema, "style": style,
-        "max_whitespace_cnt": _MAX_WHITESPACE, "excludes": excludes,
+        "max_whitespace_cnt": _MOST_SPACES[style], "excludes": excludes,
     }  # fmt: skip
