@@ -5,7 +5,8 @@ selections do, and are here. docs/decisions/0002 has the reasons; tests/unit/eng
 Shapes: T rows, K columns in, N columns out, B products of a batch, S terms.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,22 +21,26 @@ _MAX_COLUMNS = 16_384  # of one product of the C kernel
 _KEY_TILE = 64  # keys a product where the operations round a column with its neighbours
 _NO_INDEX = -1
 
-# What models call instead of torch's own: a test under tests/unit/engine reads their source.
+# What models call instead of torch's own and NumPy's: a test under tests/unit/engine reads their source.
 GUARDED = {
-    "linear": "linear",
+    **dict.fromkeys(
+        ("linear", "bilinear", "mm", "mv", "addmm", "addmv", "chain_matmul", "multi_dot"), "linear"
+    ),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "linear"),
+    **dict.fromkeys(("inner", "dot", "vdot", "vecdot", "cdist"), "dot_products"),
+    **dict.fromkeys(("bmm", "addbmm", "baddbmm", "einsum", "tensordot"), "batched_product"),
     "matmul": "linear, dot_products or batched_product",
-    "mm": "linear",
-    "addmm": "linear",
-    "mv": "linear",
-    "einsum": "batched_product",
-    "bmm": "batched_product",
-    "baddbmm": "batched_product",
     "scaled_dot_product_attention": "engine.model.deepseek.core_attention.attend",
-    "softmax": "softmax",
-    "sigmoid": "sigmoid",
-    "silu": "silu_mul",
+    **dict.fromkeys(("sum", "nansum", "prod", "reduce", "segment_reduce"), "row_sum or tree_sum"),
+    **dict.fromkeys(("index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce"), "tree_sum"),
+    **dict.fromkeys(("mean", "nanmean", "var", "std", "norm", "vector_norm", "normalize"), "mean_square"),
+    **dict.fromkeys(("layer_norm", "rms_norm", "group_norm"), "engine.model.deepseek.norm.RmsNorm"),
+    **dict.fromkeys(("cumsum", "cumsum_", "cumprod", "logcumsumexp"), "running_count, of whole numbers"),
+    **dict.fromkeys(("softmax", "log_softmax", "softmin", "logsumexp"), "softmax"),
+    **dict.fromkeys(("sigmoid", "sigmoid_", "logsigmoid", "expit", "tanh", "tanh_", "erf"), "sigmoid"),
+    **dict.fromkeys(("silu", "gelu", "elu", "selu", "mish", "glu"), "silu_mul"),
     "softplus": "softplus",
-    "topk": "top_k",
+    **dict.fromkeys(("topk", "kthvalue", "argmax", "argmin"), "top_k"),
 }
 
 
@@ -122,12 +127,19 @@ def batched_product(a_BTK: Tensor, b_BKN: Tensor) -> Tensor:
 
     On one thread: with more, a single product is cut otherwise than one of many, and rounds otherwise.
     """
+    with _one_thread():
+        return torch.bmm(a_BTK, b_BKN)
+
+
+@contextmanager
+def _one_thread() -> Generator[None]:
     threads = torch.get_num_threads()
     if threads == 1:
-        return torch.bmm(a_BTK, b_BKN)
+        yield
+        return
     torch.set_num_threads(1)
     try:
-        return torch.bmm(a_BTK, b_BKN)
+        yield
     finally:
         torch.set_num_threads(threads)
 
@@ -144,7 +156,31 @@ def tree_sum(x: Tensor, dim: int) -> Tensor:
 
 def mean_square(x: Tensor) -> Tensor:
     """Mean of squares over the last dimension, which it keeps: one reduction a row."""
-    return x.square().mean(-1, keepdim=True)
+    squares = x.square()
+    if not _is_cut(x):
+        return squares.mean(-1, keepdim=True)
+    with _one_thread():
+        return squares.mean(-1, keepdim=True)
+
+
+def row_sum(x: Tensor) -> Tensor:
+    """Sum over the last dimension, which it keeps: one reduction a row."""
+    x = x.contiguous()
+    if not _is_cut(x):
+        return x.sum(-1, keepdim=True)
+    with _one_thread():
+        return x.sum(-1, keepdim=True)
+
+
+def _is_cut(x: Tensor) -> bool:
+    """Whether torch may cut a reduction among its threads: that of a single long row."""
+    return x.numel() == x.shape[-1]
+
+
+def running_count(counts: Tensor, dim: int) -> Tensor:
+    """Cumulative sums of whole numbers or flags, which no order changes."""
+    assert not counts.is_floating_point()
+    return counts.cumsum(dim)
 
 
 def softmax(x: Tensor) -> Tensor:

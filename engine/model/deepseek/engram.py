@@ -61,7 +61,7 @@ class Engram:
         memory = numerics.linear(operations, found_TE, (self._projection,))[0]
         keys_TNC = memory[:, : -self._channels].reshape(len(memory), -1, self._channels)
         values_TC = memory[:, -self._channels :]
-        rho_TN = (x_TNC * self._weight_NC * keys_TNC).sum(-1, keepdim=True)
+        rho_TN = numerics.row_sum(x_TNC * self._weight_NC * keys_TNC)
         rho_TN = rho_TN * (numerics.mean_square(x_TNC) + self._eps).rsqrt()
         rho_TN = rho_TN * (numerics.mean_square(keys_TNC) + self._eps).rsqrt() / self._channels**0.5
         gate_TN = numerics.sigmoid(rho_TN.abs().clamp(min=_LEAST_GATE).sqrt().copysign(rho_TN))
@@ -108,7 +108,7 @@ class EngramMemory:
         dead_T = gone_TA[:, 0]
         pad = self._compressed_V[self._config.engram_pad_token_id]
         known_TA = self._compressed_V[ids_TA.clamp(min=0)]
-        compressed_TA = torch.where(gone_TA.cumsum(1) > 0, pad, known_TA)
+        compressed_TA = torch.where(numerics.running_count(gone_TA, 1) > 0, pad, known_TA)
         waits = {layer: self._start(engram, compressed_TA) for layer, engram in self.layers.items()}
         return Lookups(waits, dead_T)
 

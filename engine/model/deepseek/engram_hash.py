@@ -11,6 +11,7 @@ import torch
 from tokenizers import Regex, Tokenizer, normalizers
 from torch import Tensor
 
+from engine import numerics
 from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.config_fields import refuse
 
@@ -118,7 +119,8 @@ class EngramHash:
             raise refuse("text_config.engram_num_embeddings", config.engram_num_embeddings, expected)
         for layer, layer_primes in zip(config.engram_layer_ids, primes, strict=True):
             primes_OH = torch.tensor(layer_primes)
-            offsets = (primes_OH.flatten().cumsum(0) - primes_OH.flatten()).view(primes_OH.shape)
+            ends_F = numerics.running_count(primes_OH.flatten(), 0)
+            offsets = (ends_F - primes_OH.flatten()).view(primes_OH.shape)
             drawn = multipliers(layer, config.engram_max_ngram_size, config.engram_compressed_vocab_size)
             hashes.append(cls(drawn, primes_OH, offsets))
         return hashes

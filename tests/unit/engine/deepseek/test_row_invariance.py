@@ -71,6 +71,7 @@ OPERATIONS = {
         lambda _, a, b: _product(0, a, b.transpose(1, 2)), [_randn(ALL, 6, 64), _randn(ALL, 90, 64)]),
     "tree sum": (lambda _, x: numerics.tree_sum(x, 1), [_randn(ALL, 13, 7)]),
     "mean square": (lambda _, x: numerics.mean_square(x), [_randn(ALL, 193)]),
+    "row sum": (lambda _, x: numerics.row_sum(x), [_randn(ALL, 3, 193)]),
     "softmax": (lambda _, x: numerics.softmax(x), [_randn(ALL, 6, 91)]),
     "sigmoid": (lambda _, x: numerics.sigmoid(x), [_randn(ALL, 7)]),
     "silu": (lambda _, a, b: numerics.silu_mul(a, b), [_randn(ALL, 33), _randn(ALL, 33)]),
@@ -162,6 +163,14 @@ def test_a_row_depends_on_itself_alone_in_whole_numbers(name, kind, threads, cpu
         for start in {0, min(5, ALL - count)}:
             part = [t[start : start + count].clone() for t in tensors]
             assert torch.equal(run(operations, *part), together[start : start + count]), (count, start)
+
+
+@pytest.mark.parametrize("function", [numerics.mean_square, numerics.row_sum])
+def test_a_long_row_alone_is_summed_as_among_others(function, threads):
+    """A single sum of more than 32,768 terms is what torch would cut among its threads."""
+    x = _randn(3, 40_000)
+    together = function(x)
+    assert all(torch.equal(function(x[row : row + 1].clone()), together[row : row + 1]) for row in range(3))
 
 
 @pytest.mark.parametrize("kind", ["c", "torch"])
