@@ -1,4 +1,4 @@
-"""sandbox: run a command in a fresh sandbox, list what lives, sweep what was left."""
+"""sandbox: run a command in a fresh sandbox, keep what it wrote, list what lives, sweep what was left."""
 
 import sys
 from dataclasses import asdict
@@ -11,8 +11,10 @@ from cli.console import JsonFlag, output, print_json, show
 from cluster.config import load_config
 from cluster.state import StateFolder
 from protocol.errors import ResourceShortage
-from sandbox import Policy, Sandbox
+from sandbox import Policy, Sandbox, Snapshots
 from sandbox.audit import check_integrity, sweep
+from sandbox.layers import LayerWish
+from sandbox.limits import MIB
 
 app = typer.Typer(
     help="Sandboxes of this machine.",
@@ -29,7 +31,17 @@ def run_command(
     ] = "function",
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds.")] = 60.0,
     memory_mb: Annotated[
-        int | None, typer.Option(min=16, help="MiB; the writable layer counts. Default: 512.")
+        int | None, typer.Option(min=16, help="MiB; a writable layer in memory counts. Default: 512.")
+    ] = None,
+    disk_mb: Annotated[
+        int | None, typer.Option(min=1, help="MiB of the writable layer. Default: 256.")
+    ] = None,
+    layer: Annotated[LayerWish, typer.Option(help="Where what is written lies; auto is memory.")] = "auto",
+    snapshot: Annotated[
+        str | None, typer.Option(help="Name of a snapshot that its writable layer begins with.")
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="Afterwards, keep what it has written under this name.")
     ] = None,
     pids: Annotated[
         int | None, typer.Option(min=8, max=1 << 22, help="Processes and threads. Default: 128.")
@@ -45,16 +57,20 @@ def run_command(
     Example: dockyard sandbox run -- python3 -c "print(1 + 1)"
 
     Example: echo "print(2)" | dockyard sandbox run --stdin -- python3 -
+
+    Example: dockyard sandbox run --keep ready -- "echo 1 > a"; dockyard sandbox run --snapshot ready -- cat a
     """
     _check_memory(memory_mb)
     state = StateFolder(load_config().state_dir)
     stdin = sys.stdin.buffer.read() if with_stdin else b""
     with Sandbox.create(
         substrate=substrate, policy=Policy(network="none"), memory_mb=memory_mb, pids=pids,
-        state_dir=state.sandboxes, toolkit=state.toolkit,
+        disk_mb=disk_mb, layer=layer, snapshot=snapshot, state_dir=state.sandboxes, toolkit=state.toolkit,
     ) as box:  # fmt: skip
         asked = command if len(command) > 1 else command[0]
         result = box.commands.run(asked, timeout_s=timeout_s, stdin=stdin)
+        if keep is not None:
+            box.snapshot(keep)
     if as_json:
         texts = {"stdout": result.stdout, "stderr": result.stderr}
         rest = {k: v for k, v in asdict(result).items() if k not in ("stdout_bytes", "stderr_bytes")}
@@ -88,6 +104,31 @@ def list_sandboxes(as_json: JsonFlag = False) -> None:
     value = {"live": list(audit.live), "leftovers": [asdict(left) for left in audit.leftovers]}
     lines = [*audit.live, *(f"left behind: {left.kind} {left.name}" for left in audit.leftovers)]
     show(value, as_json, lambda: "\n".join(lines) or "no sandbox")
+
+
+@app.command("snapshots")
+def list_snapshots(
+    delete: Annotated[
+        list[str] | None, typer.Option(help="Delete the one of this name; can be repeated.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List what sandboxes have written and somebody has kept; or delete some of it.
+
+    Example: dockyard sandbox snapshots --delete ready
+    """
+    store = Snapshots(StateFolder(load_config().state_dir).sandboxes)
+    for name in delete or ():
+        if not store.delete(name):
+            store.get(name)  # which says what there is
+    kept = store.list()
+    value = {"snapshots": [{**asdict(each), "state_dir": str(each.state_dir)} for each in kept]}
+    lines = [
+        f"{each.name}  {each.content_bytes / MIB:.1f} MiB in {each.entries} files, {each.substrate}, "
+        f"of {each.sandbox_id}"
+        for each in kept
+    ]
+    show(value, as_json, lambda: "\n".join(lines) or "no snapshot")
 
 
 @app.command("sweep")

@@ -32,7 +32,7 @@ _TOO_MUCH = 3  # status of a copy that has reached its limit
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One that is there. `content_bytes` counts data, not holes."""
+    """One that is there. `content_bytes` counts data in pages of 4 KiB, not holes."""
 
     name: str
     image: str  # the image and substrate of the sandbox, and of those that can be made of it

@@ -28,12 +28,12 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-enum { MAX_DEPTH = 200, NUM_IDS = 65536, BLOCK = 1 << 18, TOO_MUCH = 3, ACL_HEAD = 4 };
+enum { MAX_DEPTH = 200, NUM_IDS = 65536, BLOCK = 1 << 18, PAGE = 4096, TOO_MUCH = 3, ACL_HEAD = 4 };
 
 static struct copy {
     int target;             /* top of the new tree */
     uint32_t from, to;      /* first ids */
-    uint64_t bytes, limit;  /* of contents written */
+    uint64_t bytes, limit;  /* of contents, in whole pages */
     uint64_t entries;
     void *links;            /* struct seen, by inode */
     char path[PATH_MAX];    /* of what is being copied, relative to the top */
@@ -99,7 +99,7 @@ static void copy_range(int from, int to, off_t start, off_t end) {
     while (start < end) {
         ssize_t length = pread(from, block, end - start < BLOCK ? (size_t)(end - start) : BLOCK, start);
         if (length <= 0) fail("%s: read", copy.path);
-        count((uint64_t)length);
+        count(((uint64_t)length + PAGE - 1) / PAGE * PAGE);
         for (ssize_t done = 0, written; done < length; done += written)
             if ((written = pwrite(to, block + done, (size_t)(length - done), start + done)) < 0)
                 fail("%s: write", copy.path);

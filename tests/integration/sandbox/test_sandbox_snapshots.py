@@ -2,14 +2,18 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from sandbox import AsyncSandbox, Sandbox, Snapshots, cgroups
-from sandbox.audit import check_integrity
+from sandbox import AsyncSandbox, Sandbox, Snapshot, Snapshots, cgroups
+from sandbox.audit import check_integrity, sweep
 from sandbox.errors import (
     CapacityError,
     FileTooLarge,
@@ -256,6 +260,73 @@ def test_one_that_has_ended_has_none(create: Create):
         box.snapshot()
     with pytest.raises(SandboxGone):
         box.fork_fs()
+
+
+def outcome(box: Sandbox, name: str) -> Snapshot | SandboxError:
+    try:
+        return box.snapshot(name)
+    except SandboxError as error:
+        return error
+
+
+def test_one_that_is_killed_meanwhile_leaves_nothing_of_half_a_copy(create: Create, store: Snapshots):
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(4):
+            box = create(disk_mb=128)
+            box.commands.run("head -c 48M /dev/urandom > big")
+            taken = pool.submit(outcome, box, f"cut-{number}")
+            box.kill()
+            kept = [each for each in store.list() if each.name == f"cut-{number}"]
+            if isinstance(taken.result(), Snapshot):
+                assert store.get(f"cut-{number}").content_bytes >= 48 << 20
+            else:
+                assert isinstance(taken.result(), SandboxGone)
+                assert kept == []
+
+
+OWNER = """
+import sys, time
+from sandbox import Sandbox
+box = Sandbox.create(state_dir=sys.argv[1], toolkit=sys.argv[2])
+with box._life.held():
+    from sandbox.snapshots import Snapshots
+    with Snapshots(sys.argv[1]).borrowed(box._source(), max_bytes=1 << 20):
+        print("held", flush=True)
+        time.sleep(600)
+"""
+
+
+def test_an_owner_that_dies_in_the_middle_leaves_what_a_sweep_finds(tmp_path: Path, toolkit: Path):
+    state = tmp_path / "state"
+    words = [sys.executable, "-c", OWNER, str(state), str(toolkit)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "held\n"
+        owner.kill()
+    kinds = {each.kind for each in sweep(state)}
+    assert {"process", "directory", "record"} <= kinds
+    assert check_integrity(state).is_clean
+    assert list((state / "snapshots").iterdir()) == []
+
+
+def test_a_snapshot_that_is_deleted_is_had_whole_or_not_at_all(create: Create, store: Snapshots):
+    box = create()
+    box.commands.run("for i in $(seq 300); do echo $i > $i; done")
+    for number in range(4):
+        kept = box.snapshot(f"short-lived-{number}")
+        thread = threading.Thread(target=kept.delete)
+        thread.start()
+        with suppress(InvalidArgument):  # it was deleted first
+            copy = create(snapshot=kept)
+            assert copy.commands.run("ls | wc -l").stdout == "300\n"
+            copy.kill()
+        thread.join()
+
+
+def test_small_files_count_as_the_pages_that_they_need(create: Create, store: Snapshots):
+    box = create()
+    box.commands.run("for i in $(seq 200); do echo $i > $i; done")
+    assert box.snapshot().content_bytes == 200 * 4096
 
 
 def test_without_a_freezer_there_is_no_snapshot(create: Create):
