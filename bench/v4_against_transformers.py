@@ -11,6 +11,8 @@ comparison of logits in a pass of its own, which is not timed (`bench/v4_ties.py
 
 Weights take values of bfloat16, as those of every release do, and both compute in float32. Transformers holds
 them in four bytes a value; ours are held in two where that loses nothing, which is part of what is compared.
+`decode_wide` is the same with weights that need four bytes in both. `plain_products` is the share of each
+side's time that the products of weights alone take in torch (`bench/plain_products.py`).
 """
 
 import os
@@ -28,6 +30,7 @@ import torch
 from torch import Tensor
 
 from bench import common
+from bench.plain_products import products_of, seconds_of
 from bench.v4_ties import TIE, Choices, TieCounts, settled, told
 from engine.checkpoint.source import open_checkpoint
 from engine.model.deepseek.rows import SequenceRows
@@ -119,21 +122,21 @@ class Theirs:
     """One sequence in transformers' own cache."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self._cache = model, None
+        self.model, self._cache = model, None
 
     def begin(self) -> None:
         from transformers import DynamicCache
 
-        self._cache = DynamicCache(config=self._model.config)
+        self._cache = DynamicCache(config=self.model.config)
 
     def run(self, ids: Tensor) -> Tensor:
         """Logits [V] of the last row."""
-        return self._model(ids[None], cache=self._cache, logits_to_keep=1).logits[0, -1]
+        return self.model(ids[None], cache=self._cache, logits_to_keep=1).logits[0, -1]
 
     def run_settled(self, ids: Tensor, ours: Choices, counts: TieCounts) -> Tensor:
         """Logits [V] of a prompt's last row, with our choices in tied rows."""
         self.begin()
-        with settled(self._model, ours, counts):
+        with settled(self.model, ours, counts):
             return self.run(ids)
 
 
@@ -144,11 +147,14 @@ def main() -> int:
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     size = QUICK if options.quick else FULL
-    with torch.inference_mode(), models(threads) as (ours, theirs):
+    with torch.inference_mode(), models(threads, rounded=True) as (ours, theirs):
         rounds, differences = measure(ours, theirs, size)
         long = measure_long(ours, theirs, size)
         counts = TieCounts()
         differences += compare_long(ours, theirs, size, counts)
+        products = [seconds_of(products_of(theirs.model, count)) for count in (1, size.prompt)]
+    with torch.inference_mode(), models(threads, rounded=False) as (ours, theirs):
+        wide, _ = measure(ours, theirs, size)
     ratios = {
         "decode": median(b.decode / a.decode for a, b in rounds),
         f"prompt_{size.prompt}": median(b.prompt / a.prompt for a, b in rounds),
@@ -171,6 +177,8 @@ def main() -> int:
         "parts": found.parts,
         "targets": targets,
         "ratios": {name: round(ratio, 2) for name, ratio in ratios.items()},
+        "decode_wide": round(median(b.decode / a.decode for a, b in wide), 2),
+        "plain_products": _shares(rounds, Times(*products)),
         "largest_difference": max(differences),
         "ties": {"at_most": TIE, **asdict(counts)},
         "seconds": {"ours": [asdict(a) for a, _ in rounds], PEER: [asdict(b) for _, b in rounds]},
@@ -179,9 +187,20 @@ def main() -> int:
     return common.finish(common.report(found, surroundings, detail), options)
 
 
+def _shares(rounds: list[tuple[Times, Times]], products: Times) -> dict[str, dict[str, float]]:
+    """Of decoding and of the prompt: the products' share of ours and of theirs."""
+    return {
+        part: {
+            side: round(getattr(products, part) / median(getattr(times, part) for times in column), 3)
+            for side, column in zip(("ours", PEER), zip(*rounds, strict=True), strict=True)
+        }
+        for part in ("decode", "prompt")
+    }
+
+
 @contextmanager
-def models(threads: int) -> Generator[tuple[Ours, Theirs]]:
-    """Both from the folder that transformers saves."""
+def models(threads: int, *, rounded: bool) -> Generator[tuple[Ours, Theirs]]:
+    """Both from the folder that transformers saves; `rounded`: weights are bfloat16's."""
     from transformers.models.deepseek_v4.configuration_deepseek_v4 import (
         DeepseekV4Config as TheirConfig,
     )
@@ -191,7 +210,7 @@ def models(threads: int) -> Generator[tuple[Ours, Theirs]]:
     config._attn_implementation = "eager"
     torch.default_generator.manual_seed(0)
     theirs: Any = DeepseekV4ForCausalLM(config).eval()
-    _randomise(theirs)
+    _randomise(theirs, rounded=rounded)
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         source = open_checkpoint(Path(folder))
@@ -201,8 +220,8 @@ def models(threads: int) -> Generator[tuple[Ours, Theirs]]:
     yield Ours(ours), Theirs(theirs)
 
 
-def _randomise(model: Any) -> None:
-    """What transformers leaves at zeros and ones; then parameters are rounded to bfloat16, as released."""
+def _randomise(model: Any, *, rounded: bool) -> None:
+    """What transformers leaves at zeros and ones; then parameters may be rounded to bfloat16, as released."""
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith(("sinks", "position_bias", "base", "e_score_correction_bias")):
@@ -210,7 +229,7 @@ def _randomise(model: Any) -> None:
             elif name.endswith("tid2eid"):
                 experts = torch.rand(tensor.shape[0], FIELDS["n_routed_experts"]).argsort(1)
                 tensor.copy_(experts[:, : tensor.shape[1]])
-        for tensor in model.parameters():
+        for tensor in model.parameters() if rounded else ():
             tensor.copy_(tensor.bfloat16())
 
 
