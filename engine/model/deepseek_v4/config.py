@@ -112,7 +112,7 @@ def _rotary(given: Fields) -> tuple[float, float, YarnScaling | None]:
 
 
 def _yarn(scaling: Fields) -> YarnScaling | None:
-    if scaling.raw.get("rope_type", "default") == "default":
+    if scaling.text("rope_type") == "default":  # not given is refused: V3's `type` would lose its scaling
         return None
     scaling.only("rope_type", "yarn")
     scaling.only("attention_factor", 1.0, 1.0)

@@ -82,6 +82,7 @@ FAULTS = [
     ({"index_topk": None}, r"index_topk' is missing|index_topk' is None"),
     ({"compress_ratios": [0, 4]}, r"num_hidden_layers' is 5"),
     ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling.rope_type' is 'linear', expected 'yarn'"),
+    ({"rope_scaling": {"type": "yarn", "factor": 16}}, r"rope_scaling.rope_type' is missing"),
     ({"rope_scaling": {**TINY["rope_scaling"], "factor": 0.5}}, r"rope_scaling'.*a factor of at least 1"),
     ({"rope_scaling": {**TINY["rope_scaling"], "attention_factor": 1.2}}, r"attention_factor' is 1.2"),
 ]  # fmt: skip
