@@ -112,8 +112,8 @@ def _rotary(given: Fields) -> tuple[float, float, YarnScaling | None]:
 
 
 def _yarn(scaling: Fields) -> YarnScaling | None:
-    if scaling.text("rope_type") == "default":  # not given is refused: V3's `type` would lose its scaling
-        return None
+    if "factor" not in scaling and scaling.text("rope_type", "default") == "default":
+        return None  # with a factor the type must be said: V3 calls it `type`, and YaRN would be lost
     scaling.only("rope_type", "yarn")
     scaling.only("attention_factor", 1.0, 1.0)
     return YarnScaling(

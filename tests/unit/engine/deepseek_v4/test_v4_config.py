@@ -52,7 +52,7 @@ def test_transformers_names_say_the_same():
         },
     }  # fmt: skip
     assert DeepseekV4Config.from_dict(raw, V4Quantisation.off()) == tiny_config()
-    del raw["rope_parameters"]["compress"]["rope_type"]
+    raw["rope_parameters"]["compress"] = {"rope_theta": 160000}
     assert DeepseekV4Config.from_dict(raw, V4Quantisation.off()).rope_scaling is None
     raw["rope_parameters"] = TINY["rope_scaling"]
     assert DeepseekV4Config.from_dict(raw, V4Quantisation.off()) == tiny_config()
