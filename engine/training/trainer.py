@@ -89,27 +89,28 @@ class Trainer:
     def run(self, tokens: Ids, until: Callable[[], bool], log: Callable[[Progress, Loss], None]) -> None:
         """Train until the plan's tokens are seen, or `until` says stop on any rank."""
         while self.progress.seen < self.plan.tokens:
+            length = self.progress.length
             for batch in self._batches(tokens):
                 started = time.monotonic()
                 loss = self._step(batch)
-                seconds = self.progress.seconds + time.monotonic() - started
-                seen = self.progress.seen + batch.size * self.ranks.size - len(batch) * self.ranks.size
-                self.progress = replace(
-                    self.progress, seen=seen, steps=self.progress.steps + 1, batch=self.progress.batch + 1,
-                    seconds=seconds,
-                )  # fmt: skip
+                self.progress = self._behind(batch, time.monotonic() - started)
                 log(self.progress, loss)
-                if self.ranks.agreed(until()) or seen >= self.plan.tokens:
+                if self.ranks.agreed(until()) or self.progress.seen >= self.plan.tokens:
                     return
-                if self._length() != self.progress.length:
+                if self.progress.length != length:
                     break
-            self.progress = replace(
-                self.progress, epoch=self.progress.epoch + 1, batch=0, length=self._length()
-            )
+            else:
+                self.progress = replace(self.progress, epoch=self.progress.epoch + 1, batch=0)
 
-    def _length(self) -> int:
-        late = self.plan.is_last_part(self.progress.seen)
-        return self.plan.long_length if late else self.plan.length
+    def _behind(self, batch: Ids, seconds: float) -> Progress:
+        """Where a batch leaves the training. Other lengths begin an epoch of their own: a checkpoint says so."""
+        now = self.progress
+        seen = now.seen + (batch.size - len(batch)) * self.ranks.size
+        length = self.plan.long_length if self.plan.is_last_part(seen) else self.plan.length
+        behind = replace(now, seen=seen, steps=now.steps + 1, length=length, seconds=now.seconds + seconds)
+        if length != now.length:
+            return replace(behind, epoch=now.epoch + 1, batch=0)
+        return replace(behind, batch=now.batch + 1)
 
     def _batches(self, tokens: Ids) -> Iterator[Ids]:
         """The epoch's batches from where the training stands."""

@@ -1,16 +1,31 @@
 """Training learns, stops, and goes on as if it had never stopped."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_nano import repeating_tokens, tiny_config, tiny_task
 
+from engine.training.losses import Loss
 from engine.training.parameters import initial_parameters
-from engine.training.trainer import Plan, Trainer
+from engine.training.saved import progress_of
+from engine.training.trainer import CHECKPOINT, Plan, Progress, Trainer
 
 TOKENS = repeating_tokens(3_000)
 PLAN = Plan(tokens=1_536, batch_tokens=128, length=32, long_length=64, last_part=0.34, warm_up=0.2)
+
+
+@dataclass(frozen=True)
+class Straight:
+    trainer: Trainer
+    nats: list[float]
+    folder: Path
+
+    def progress_behind(self, step: int) -> Progress:
+        found = progress_of(self.folder / str(step) / CHECKPOINT)
+        assert found is not None
+        return Progress(**found)
 
 
 def trainer() -> Trainer:
@@ -33,18 +48,39 @@ def test_it_learns_and_its_last_part_is_the_released_form():
     assert sum(nats[-3:]) / 3 < nats[0] - 0.5
 
 
-@pytest.mark.parametrize("stop_after", [3, 10], ids=["in the first part", "in the last"])
-def test_a_resumed_training_ends_in_the_same_bits(tmp_path: Path, stop_after: int):
-    straight = trainer()
-    nats = train(straight)
-    first = trainer()
-    before = train(first, stop_after)
-    first.save(tmp_path)
-    second = trainer()
-    assert second.resume(tmp_path)
-    assert before + train(second) == nats
-    for name, tensor in straight.parameters.items():
-        assert torch.equal(tensor, second.parameters[name]), name
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    """A training without a stop, which leaves a checkpoint behind each of its steps."""
+    one, nats, folder = trainer(), [], tmp_path_factory.mktemp("steps")
+
+    def log(progress: Progress, loss: Loss) -> None:
+        nats.append(loss.nats)
+        one.save(folder / str(progress.steps))
+
+    one.run(TOKENS, lambda: False, log)
+    return Straight(one, nats, folder)
+
+
+@pytest.mark.parametrize("stop_after", range(1, 12))
+def test_a_resumed_training_ends_in_the_same_bits(straight: Straight, stop_after: int):
+    """From behind any step: the first part's, the one that begins the last part, the last part's."""
+    resumed = trainer()
+    assert resumed.resume(straight.folder / str(stop_after))
+    assert train(resumed) == straight.nats[stop_after:]
+    for name, tensor in straight.trainer.parameters.items():
+        assert torch.equal(tensor, resumed.parameters[name]), name
+
+
+def test_a_stop_leaves_what_a_checkpoint_on_the_way_has(straight: Straight, tmp_path: Path):
+    stopped = trainer()
+    assert train(stopped, 8) == straight.nats[:8]
+    assert stopped.progress.length == PLAN.long_length  # of the step that comes next
+    stopped.save(tmp_path)
+    assert replace(stopped.progress, seconds=0.0) == replace(straight.progress_behind(8), seconds=0.0)
+
+
+def test_all_steps_of_the_plan_are_tried(straight: Straight):
+    assert len(straight.nats) == 12
 
 
 def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path: Path):
