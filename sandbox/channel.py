@@ -8,6 +8,7 @@ reading can hold up neither its owner nor its own timeouts.
 """
 
 import errno
+import mmap
 import os
 import select
 import socket
@@ -136,7 +137,7 @@ class Channel:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         reader = FrameReader()
-        buffer = bytearray(_RECEIVE_BYTES)
+        buffer = mmap.mmap(-1, _RECEIVE_BYTES)  # which takes no memory until something is received
         while not self._closing and self._turn(poll, reader, buffer):
             pass
 
@@ -153,7 +154,7 @@ class Channel:
             for listener in reversed(listeners):
                 steps.callback(listener.on_lost)
 
-    def _turn(self, poll: select.poll, reader: FrameReader, buffer: bytearray) -> bool:
+    def _turn(self, poll: select.poll, reader: FrameReader, buffer: mmap.mmap) -> bool:
         """One round: wait, send, receive, deadlines. False at the end of the stream."""
         poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
         for fd, _ in poll.poll(self._timeout_ms()):
@@ -182,7 +183,7 @@ class Channel:
                     return
                 self._outgoing.popleft()
 
-    def _receive(self, reader: FrameReader, buffer: bytearray) -> bool:
+    def _receive(self, reader: FrameReader, buffer: mmap.mmap) -> bool:
         try:
             length = self._socket.recv_into(buffer, flags=socket.MSG_DONTWAIT)
         except BlockingIOError:
