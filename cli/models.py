@@ -20,6 +20,7 @@ app = typer.Typer(
     epilog="Example: `dockyard model info deepseek-v4.1-flash`",
 )
 
+_PROFILES = ("exact", "fast")  # of the engine, in each family; docs/kernels.md
 _UNITS = ("", " thousand", " million", " billion")
 
 
@@ -96,6 +97,7 @@ def _as_json(name: str, found: "ModelInfo") -> dict[str, Any]:
         "draft_window_bytes": found.caches.draft_window_bytes,
         "handoff": None if found.caches.handoff is None else asdict(found.caches.handoff),
         "max_positions": found.max_positions,
+        "profiles": _PROFILES,
         "layers": [asdict(layer) for layer in found.layers],
         "files": found.num_files,
     }
@@ -116,6 +118,7 @@ def _sizes(found: "ModelInfo") -> Table:
         "cache": f"{found.caches.bytes_per_token:,.2f} bytes a token",
         "window": f"{found.caches.window_bytes / 1e6:.2f} MB a sequence",
         "positions": f"{found.max_positions:,} at most",
+        "profiles": ", ".join(_PROFILES),
         "weights": _files(found.num_files),
     }
     if handoff := found.caches.handoff:

@@ -8,10 +8,12 @@ from engine.errors import BrokenModelFile, UnknownModel
 from engine.gguf_file import open_gguf
 from engine.model.base import Model
 from engine.model.deepseek.config import DeepseekConfig, Quantisation
+from engine.model.deepseek.dspark import DraftModel
 from engine.model.deepseek.engram_hash import compress_ids
 from engine.model.deepseek.model import DeepseekModel
 from engine.model.deepseek.serving import DeepseekServed
 from engine.model.deepseek.text_model import TextModel
+from engine.model.deepseek.vision import VisionTower
 from engine.model.deepseek_v4.config import DeepseekV4Config, V4Quantisation
 from engine.model.deepseek_v4.model import DeepseekV4Model
 from engine.model.llama import LlamaModel
@@ -53,6 +55,38 @@ def load_model(
             f"{file.path}: architecture {architecture!r} is not supported", hint="supported: llama"
         )
     return LlamaModel(file, select_operations(threads, operations, profile))
+
+
+def load_draft_model(model: Model) -> DraftModel:
+    """The draft blocks of a V4.1 model's own folder, in the model's profile; `dspark.py` says how they run.
+
+    They use the model's embedding and head, and end with it. Blocks for as long as reading takes.
+    Raises UnknownModel: a model without such blocks; BrokenModelFile.
+    """
+    served, text = _v41_of(model, "draft blocks")
+    return DraftModel(text, open_checkpoint(served.path))
+
+
+def load_vision_tower(model: Model) -> VisionTower:
+    """The vision tower of a V4.1 model's own folder. Blocks for as long as reading takes.
+
+    Raises UnknownModel: a model of another family; BrokenModelFile: one that cannot see.
+    """
+    served, text = _v41_of(model, "a vision tower")
+    return VisionTower(text.config, open_checkpoint(served.path), text.operations)
+
+
+def _family(model: Model) -> str:
+    return type(model.text if isinstance(model, DeepseekServed) else model).__name__
+
+
+def _v41_of(model: Model, wanted: str) -> tuple[DeepseekServed, DeepseekModel]:
+    if isinstance(model, DeepseekServed) and isinstance(model.text, DeepseekModel):
+        return model, model.text
+    raise UnknownModel(
+        f"{wanted}: {_family(model)} has none that this engine runs",
+        hint="load a folder whose model_type is 'deepseek_v41'",
+    )
 
 
 def _from_folder(path: Path, operations: Operations, *, replay: bool, caches: Caches) -> Model:

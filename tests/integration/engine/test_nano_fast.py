@@ -7,8 +7,12 @@ import torch
 from tokenizers import Tokenizer
 
 from engine import Engine, EngineConfig, SamplingParams, load_model
+from engine.errors import BrokenModelFile
+from engine.model.deepseek.dspark_acceptance import accepted_lengths
+from engine.model.deepseek.model import DeepseekModel
 from engine.model.deepseek.rows import SequenceRows
 from engine.model.deepseek.serving import DeepseekServed
+from engine.model.registry import load_draft_model, load_vision_tower
 from engine.model_path import NANO
 from engine.training.corpus import standard_library
 
@@ -75,6 +79,22 @@ def test_the_fallback_agrees(fast: DeepseekServed, ids: list[int]):
     ours = nano(profile="fast", caches="float32")
     found, expected = (model.logits(ids[:40]) for model in (plain, ours))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_drafts_hold_as_often_as_in_float32(fast: DeepseekServed, ids: list[int]):
+    """Loaded from the folder of the model, in its profile."""
+    means: list[float] = []
+    for model in (fast, nano()):
+        text, drafts = model.text, load_draft_model(model)
+        assert isinstance(text, DeepseekModel)
+        means.append(float(accepted_lengths(text, drafts, ids, first=64, stride=8).float().mean()))
+    assert means[0] > 0.5
+    assert means[0] == pytest.approx(means[1], abs=0.4)
+
+
+def test_nano_has_no_eyes(fast: DeepseekServed):
+    with pytest.raises(BrokenModelFile, match="cannot see"):
+        load_vision_tower(fast)
 
 
 def test_an_engine_generates_with_it(cpu_library: Path):

@@ -7,15 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_deepseek import TINY
+from tiny_deepseek import TINY, random_weights, write_folder
 from tokenizers import Tokenizer
 
+from engine import load_model
 from engine.checkpoint.conversion import convert
 from engine.checkpoint.source import open_checkpoint
+from engine.errors import UnknownModel
 from engine.model.deepseek.config import DeepseekConfig, Quantisation
+from engine.model.deepseek.dspark_context import Anchor
 from engine.model.deepseek.engram_hash import compress_ids
 from engine.model.deepseek.model import DeepseekModel
-from kernels.operations import select_operations
+from engine.model.registry import load_draft_model, load_vision_tower
+from kernels.operations import Profile, select_operations
 
 GOLDEN = Path(__file__).parents[3] / "data" / "v41_golden"
 
@@ -69,6 +73,28 @@ def text_logits(folder: Path, ids: list[int]) -> torch.Tensor:
     config = DeepseekConfig.from_dict(source.folder.config)
     model = DeepseekModel(config, source, select_operations(1), compressed)
     return model.logits(ids)
+
+
+@pytest.mark.parametrize("profile", ["exact", "fast"])
+def test_a_loaded_model_gives_its_drafts_and_its_eyes(
+    profile: Profile, cpu_library: Path, tmp_path: Path
+) -> None:
+    without = {"engram_layer_ids": [], "engram_num_embeddings": []}
+    config = TINY | {"text_config": TINY["text_config"] | without}
+    weights = random_weights(config)
+    model = load_model(str(write_folder(tmp_path / "tiny", config, weights)), threads=1, profile=profile)
+    drafts, tower = load_draft_model(model), load_vision_tower(model)
+    cache = drafts.new_cache(1)
+    assert drafts.propose(cache, [Anchor(0, 7, 0)]).logits.isfinite().all()
+    image = tower.patch(np.full((16, 16, 3), 100, np.uint8))
+    assert tower.embed(image).shape == (image.grid.num_tokens, TINY["text_config"]["hidden_size"])
+
+
+def test_other_families_have_no_drafts_and_no_eyes(tiny_model: Path) -> None:
+    model = load_model(str(tiny_model), threads=1)
+    for load in (load_draft_model, load_vision_tower):
+        with pytest.raises(UnknownModel, match="LlamaModel"):
+            load(model)
 
 
 def test_mapped_tables_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
