@@ -24,11 +24,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, SYS_MOVE_MOUNT = 429, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
+enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, MOUNTS_FD = FILTER_FD, SYS_MOVE_MOUNT = 429, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
 enum { JOIN_SESSION_KEYRING = 1 }; /* of keyctl */
 enum { FROM_EMPTY_PATH = 4 };         /* of move_mount */
 enum { ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
@@ -54,6 +56,7 @@ struct plan {
     uid_t owner;       /* of the writable directories */
     uid_t num_ids;     /* in a user namespace for the runtime to join; 0 = it makes its own */
     bool drop, userns; /* become the owner; make a user namespace, for want of privilege */
+    bool detached;     /* the program goes away once the sandbox runs, whose parent we are then */
     bool no_network;   /* make a network namespace with nothing but a loopback */
     int network;       /* or enter this one */
 };
@@ -83,6 +86,7 @@ static int read_plan(struct plan *plan, int argc, char **argv) {
         const char *option = argv[i];
         if (!strcmp(option, "--")) return i + 1;
         if (!strcmp(option, "--drop")) plan->drop = true;
+        else if (!strcmp(option, "--detached")) plan->detached = true;
         else if (!strcmp(option, "--userns")) plan->userns = true;
         else if (!strcmp(option, "--no-network")) plan->no_network = true;
         else if (!strcmp(option, "--network")) plan->network = atoi(next(&i, argc, argv));
@@ -242,12 +246,14 @@ static void copy_config(int from) {
     close(to);
 }
 
-/* The control socket at CONTROL_FD, the filter (if there is one) at FILTER_FD, and nothing else. */
-static void keep_only(int control, int filter) {
-    int last = filter < 0 ? CONTROL_FD : FILTER_FD;
+/* The control socket at CONTROL_FD, the filter or the host's mounts (where there are some) behind it, and nothing
+ * else. */
+static void keep_only(int control, int filter, int mounts) {
+    int second = filter < 0 ? mounts : filter, last = second < 0 ? CONTROL_FD : FILTER_FD;
     control = fcntl(control, F_DUPFD, FILTER_FD + 1); /* out of the way of each other's places */
-    if (filter >= 0) filter = fcntl(filter, F_DUPFD, FILTER_FD + 1);
-    if (dup2(control, CONTROL_FD) < 0 || (last == FILTER_FD && dup2(filter, FILTER_FD) < 0)) fail("move files");
+    if (second >= 0) second = fcntl(second, F_DUPFD_CLOEXEC, FILTER_FD + 1);
+    if (dup2(control, CONTROL_FD) < 0 || (last == FILTER_FD && dup2(second, FILTER_FD) < 0)) fail("move files");
+    if (mounts >= 0 && fcntl(MOUNTS_FD, F_SETFD, FD_CLOEXEC)) fail("keep the mounts from the runtime");
     if (syscall(SYS_close_range, last + 1, ~0U, 0)) fail("close files");
 }
 
@@ -258,6 +264,25 @@ static void leave_session_keyring(void) {
         fail("make a session keyring");
 }
 
+/* Runs the program and stays until the sandbox that it has left to us ends: in memory, a tenth of a runtime that
+ * would stay itself. Back in the mounts that we came from, so that those of the making are gone with the runtime. */
+static int run_and_stay(char **words, int mounts) {
+    int status = 0;
+    if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) fail("become a parent of orphans");
+    pid_t runtime = fork();
+    if (runtime < 0) fail("fork");
+    if (runtime == 0) {
+        execv(words[0], words);
+        fail("run %s", words[0]);
+    }
+    close(CONTROL_FD); /* its end is the sandbox's */
+    if (setns(mounts, CLONE_NEWNS)) fail("go back to the host's mounts");
+    if (waitpid(runtime, &status, 0) < 0) fail("wait");
+    if (!WIFEXITED(status) || WEXITSTATUS(status)) return WIFEXITED(status) ? WEXITSTATUS(status) : 125;
+    while (waitpid(-1, &status, 0) >= 0 || errno == EINTR) continue;
+    return 0;
+}
+
 int launch(int argc, char **argv) {
     struct plan plan = {.control = -1, .config = -1, .filter = -1, .network = -1, .layer = -1, .content = -1};
     int program = read_plan(&plan, argc, argv);
@@ -265,6 +290,7 @@ int launch(int argc, char **argv) {
         errno = EINVAL;
         fail("launch needs --control, --skeleton, --layer-bytes, --layer-inodes and a program");
     }
+    int mounts = plan.detached ? open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC) : -1;
     setsid(); /* a Ctrl-C at the owner's terminal is the owner's to handle */
     join_cgroups(&plan);
     lower_limits(); /* before there is a user namespace, which takes them over */
@@ -278,10 +304,11 @@ int launch(int argc, char **argv) {
     if (plan.terminals) mount_terminals(plan.terminals);
     if (plan.config >= 0) copy_config(plan.config);
     if (plan.num_ids) make_user_namespace("/tmp/user", plan.owner, plan.num_ids);
-    keep_only(plan.control, plan.filter);
+    keep_only(plan.control, plan.filter, mounts);
     if (chdir("/")) fail("chdir /");
     if (plan.drop) drop_to(plan.owner);
     leave_session_keyring();
+    if (plan.detached) return run_and_stay(argv + program, MOUNTS_FD);
     execv(argv[program], argv + program);
     fail("run %s", argv[program]);
     return 125;

@@ -8,6 +8,7 @@ from sandbox.errors import UnsupportedError
 from sandbox.policy.seccomp import this_machine
 from sandbox.substrates.base import (
     BUNDLE_AT,
+    DETACHED,
     UIDS_A_SANDBOX,
     Blueprint,
     LaunchPlan,
@@ -34,10 +35,10 @@ class ContainerSubstrate:
         find_runtime(runtime)
 
     def plan(self, blueprint: Blueprint) -> LaunchPlan:
-        """Launch mounts the root and runs the runtime in the foreground, as the sandbox's parent."""
+        """Launch mounts the root, has the runtime start the sandbox, and stays as its parent."""
         runtime = find_runtime(blueprint.runtime)
         name = Path(runtime).name
-        options = [*launch_options(blueprint), "--ids", str(UIDS_A_SANDBOX)]
+        options = [*launch_options(blueprint), "--ids", str(UIDS_A_SANDBOX), DETACHED]
         program = [runtime, "--root", _STATE_AT]
         if name == "crun":
             # Launch has joined the groups; crun is to leave cgroups alone, and refuses to where it sees both
@@ -45,7 +46,7 @@ class ContainerSubstrate:
             program.append("--cgroup-manager=disabled")
             if blueprint.hide_unified is not None:
                 options += ["--hide", str(blueprint.hide_unified)]
-        program += ["run", "--preserve-fds", "1", "--bundle", BUNDLE_AT, blueprint.id]
+        program += ["run", "--detach", "--preserve-fds", "1", "--bundle", BUNDLE_AT, blueprint.id]
         cgroup = None if name == "crun" else _own_cgroup(blueprint)
         config = oci_config(
             init_command(blueprint), owner_uid=blueprint.owner_uid, cgroup=cgroup,
