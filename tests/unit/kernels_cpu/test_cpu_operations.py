@@ -18,7 +18,7 @@ from kernels.operations import Rope, Rows, Weight, WeightFormat, select_operatio
 from kernels.torch_operations import TorchOperations, dequantize
 from protocol.errors import MissingCapability
 
-COUNTS = [1, 2, 3, 7, 8, 15, 16, 17, 64]
+COUNTS = [1, 2, 3, 7, 8, 15, 16, 17, 64, 512]
 FORMATS: dict[WeightFormat, Format] = {"f32": Format.F32, "q4_1": Format.Q4_1, "q8_0": Format.Q8_0}
 BLOCK, KV_HEADS, HEADS, D = 16, 3, 9, 64
 Call = Callable[[Any, Tensor], Tensor]
@@ -135,7 +135,7 @@ def filled_cache(ops: Any, rows: Rows, num_blocks: int) -> Tensor:
 
 
 def test_attention_rows_do_not_know_their_neighbours(operations: CpuOperations) -> None:
-    rows, num_blocks = layout([1, 16, 17, 300])
+    rows, num_blocks = layout([1, 16, 17, 490])
     cache = filled_cache(operations, rows, num_blocks)
     q = rows_of(len(rows.positions), HEADS * D).view(-1, HEADS, D)
     one = CpuOperations(1)

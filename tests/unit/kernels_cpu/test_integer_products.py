@@ -26,7 +26,7 @@ FORMS = {
 }
 QUANTISED: tuple[WeightFormat, ...] = ("q4_1", "q8_0", *FORMATS)
 HEADERS = {"q4_1": 4, "q8_0": 2}
-COUNTS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 33]
+COUNTS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 64, 512]
 
 
 @pytest.fixture(scope="module", params=FORMS.values(), ids=FORMS.keys())

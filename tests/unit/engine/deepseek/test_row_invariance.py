@@ -1,21 +1,31 @@
 """A row's bits depend on that row alone: every operation, however many rows, wherever they start."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 import torch
-from golden_sets import golden_model
+from golden_sets import RandomTensors, golden_model
 
 from engine import numerics
-from engine.model.deepseek.compressor import pool_group
+from engine.checkpoint.v4_shape import V4Layer
+from engine.model.deepseek.compressor import Compressor, pool_group
 from engine.model.deepseek.core_attention import Entries, attend
 from engine.model.deepseek.hyper_connections import Coefficients, add_output, sinkhorn
 from engine.model.deepseek.indexer import index_scores
 from engine.model.deepseek.norm import RmsNorm
-from engine.model.deepseek.records import IndexRecord, MainRecord, WindowRecord
+from engine.model.deepseek.projections import GroupedOutput, Keys, Queries
+from engine.model.deepseek.records import IndexRecord, MainRecord, PlainRecord, WindowRecord
 from engine.model.deepseek.rope import Angles, rotate_
-from engine.model.deepseek.rows import SequenceRows
+from engine.model.deepseek.rows import Rows, SequenceRows
 from engine.model.deepseek.step import KeyRows
+from engine.model.deepseek_v4.compressor import Compressor as V4Compressor
+from engine.model.deepseek_v4.heavy_attention import Compressed, HeavyAttention, Visible
+from engine.model.deepseek_v4.hyper_head import HyperHead
+from engine.model.deepseek_v4.routing import HashRouter
 from engine.numerics import Dense
 from kernels.operations import select_operations
+from kernels.torch_operations import TorchOperations
 
 ROWS = (1, 2, 3, 7, 8, 15, 16, 17, 64, 512)
 ALL = 512
@@ -60,6 +70,70 @@ def _site(ops, x, *premix):
     return torch.cat((found.pre, found.post, found.mix.flatten(1), normed), 1)
 
 
+# Widths that no operation takes in one call: test_fused_operations.py has those.
+SHAPE = cast(Any, SimpleNamespace(
+    hidden_size=80, head_dim=40, num_attention_heads=6, q_lora_rank=24, o_groups=2, o_lora_rank=24,
+    index_n_heads=5, index_head_dim=24, rms_norm_eps=1e-6, hc_mult=4, hc_eps=1e-6, vocab_size=50,
+    n_routed_experts=9, num_experts_per_tok=3, routed_scaling_factor=1.5,
+))  # fmt: skip
+PLAIN, WEIGHTS_OF = TorchOperations(), RandomTensors()
+ANGLES = [_randn(ALL, 10), _randn(ALL, 10).flip(1)]
+MORE = (Dense.of(_randn(21, 80)),)
+KEYS_OF, OUTPUT = Keys(SHAPE, WEIGHTS_OF, PLAIN, "a", MORE), GroupedOutput(SHAPE, WEIGHTS_OF, PLAIN, "a")
+QUERIES = Queries(SHAPE, WEIGHTS_OF, PLAIN, "a", indexed=True)
+V4_QUERIES = Queries(SHAPE, WEIGHTS_OF, PLAIN, "a", indexed=True, head_norm=True)
+PAIRS, V4_GROUPS = (
+    Compressor(SHAPE, WEIGHTS_OF, "c", 2), V4Compressor(SHAPE, V4Layer("csa", 4), WEIGHTS_OF, "c")
+)  # fmt: skip
+HYPER_HEAD, HEAVY = HyperHead(SHAPE, WEIGHTS_OF, ""), HeavyAttention(SINKS, 0.125)
+
+
+class HashTable(RandomTensors):
+    """Experts of tokens, beside random weights."""
+
+    def take(self, name, shape):
+        if not name.endswith("tid2eid"):
+            return super().take(name, shape)
+        return (
+            torch.rand(shape[0], 9, generator=torch.Generator().manual_seed(3))
+            .argsort(1)[:, : shape[1]]
+            .float()
+        )
+
+
+HASH_ROUTER = HashRouter(SHAPE, HashTable(), "r")
+
+
+def _pairs(ops, x):
+    """Each row two tokens, that make an entry."""
+    tokens = x.flatten(0, 1)
+    plan = Rows([SequenceRows(0, range(len(x)), 0, len(tokens))], 2).groups(2, 9)
+    projected = numerics.linear(ops, tokens, PAIRS.weights)
+    return PAIRS.latents(ops, projected, plan, torch.zeros(9, 2 * SHAPE.head_dim))
+
+
+def _v4_groups(ops, x):
+    """Each row the eight tokens of an entry and of an index key, values and gates."""
+    return torch.cat([pool.norm(ops, pool.pooled(x)) for pool in V4_GROUPS._pools], 1)
+
+
+def _hashed(ops, x, ids):
+    routes = HASH_ROUTER(ops, x, ids)
+    return torch.cat((routes.experts.float(), routes.weights), 1)
+
+
+def _heavy(width):
+    """As many entries as the row with the most sees: the number of tiles goes with the step's rows."""
+    pool = torch.cat((torch.zeros(1, width), _randn(300, width)))
+
+    def run(ops, q, index, counts, *angles):
+        seen = Visible(slice(0, len(q)), torch.arange(int(counts.max())), counts)
+        far = Compressed(pool, PlainRecord(width), [seen])
+        return HEAVY(ops, q, Entries(pool, index), far, Angles(*angles))
+
+    return run, [_randn(ALL, 6, width), INDEX[:, :16], POSITIONS, *ANGLES]
+
+
 # Name: function of operations and row tensors, and those tensors with all rows.
 OPERATIONS = {
     "linear": (lambda ops, x: torch.cat(numerics.linear(ops, x, WEIGHTS), 1), [_randn(ALL, 100)]),
@@ -99,6 +173,17 @@ OPERATIONS = {
         [_randn(ALL, 16, 64), _randn(ALL, 16), POSITIONS]),
     "experts": (_moe, [_randn(ALL, 48), POSITIONS % 9 == 0]),
     "Engram": (_engram, [_randn(ALL, 4, 48), _randn(ALL, 192), POSITIONS % 9 == 0]),
+    "keys": (lambda ops, x, *a: torch.cat(KEYS_OF(ops, x, Angles(*a)), 1), [_randn(ALL, 80), *ANGLES]),
+    "queries": (lambda ops, x, *a: torch.cat(QUERIES(ops, x, Angles(*a)), 1), [_randn(ALL, 80), *ANGLES]),
+    "queries with a norm of heads": (
+        lambda ops, x, *a: torch.cat(V4_QUERIES(ops, x, Angles(*a)), 1), [_randn(ALL, 80), *ANGLES]),
+    "output": (OUTPUT, [_randn(ALL, 6, 40)]),
+    "compressor": (_pairs, [_randn(ALL, 2, 80)]),
+    "compressor of V4": (_v4_groups, [_randn(ALL, 8, V4_GROUPS.weight.rows)]),
+    "attention to all entries": _heavy(40),
+    "attention to all entries in one call": _heavy(64),
+    "hyper-head": (HYPER_HEAD, [_randn(ALL, 4, 80)]),
+    "hash router": (_hashed, [_randn(ALL, 80), POSITIONS % 50]),
     "window record": (lambda _, x: WindowRecord(64).encode(x), [_randn(ALL, 64)]),
     "main record": (lambda _, x: MainRecord(64).encode(x), [_randn(ALL, 64)]),
     "index record": (lambda _, x: IndexRecord(64).encode(x), [_randn(ALL, 3, 64)]),
@@ -188,19 +273,6 @@ def test_ties_go_to_the_lowest_positions(kind, cpu_library):
     ops = select_operations(1, kind)
     assert numerics.top_k(scores, 3, ops).tolist() == [[1, 2, 4], [0, 1, 2], [1, 3, -1]]
     assert numerics.top_k(scores, 9, ops).tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [1, 3, -1, -1, -1]]
-
-
-@pytest.mark.parametrize("profile", ["exact", "fast"])
-@pytest.mark.parametrize("rows", [r for r in ROWS if r > 1])
-def test_a_whole_step_of_many_sequences_gives_each_its_own_bits(rows, profile, cpu_library):
-    """Decode rows of up to 512 sequences in one step, against each of some alone."""
-    model = golden_model("a", profile=profile)
-    cache = model.new_cache(rows, 2, rows)
-    ids = torch.arange(rows) % 290 + 4
-    together = model.forward(ids, [SequenceRows(s, [s], 0, 1) for s in range(rows)], cache)
-    for s in (0, rows // 2, rows - 1):
-        alone = model.forward(ids[s : s + 1], [SequenceRows(s, [s], 0, 1)], cache)
-        assert torch.equal(alone[0], together[s])
 
 
 def test_sinkhorn_leaves_its_input_alone_and_ends_doubly_stochastic():

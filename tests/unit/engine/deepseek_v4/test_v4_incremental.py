@@ -11,7 +11,14 @@ from tiny_v4 import QUANTISED, WIDTHS, RandomTensors, ids_of, run_chunks, tiny_c
 from engine.errors import InvalidRequest
 from engine.model.deepseek.replay import resume_after_hit
 from engine.model.deepseek.rows import SequenceRows
-from engine.model.deepseek.sequence_state import StateSpan, export_state, import_state, layout
+from engine.model.deepseek.sequence_state import (
+    StateSpan,
+    copy_block,
+    copy_slot,
+    export_state,
+    import_state,
+    layout,
+)
 from engine.model.deepseek_v4.model import DeepseekV4Model
 from kernels.operations import select_operations
 
@@ -111,6 +118,28 @@ def test_sequences_in_one_step_leave_each_other_alone(model):
             start, done[row.slot // 2] = start + row.count, row.stop
     for k, text in texts.items():
         assert torch.equal(torch.cat(parts[k]), _full(model, tuple(text))), k
+
+
+@pytest.mark.parametrize("rows", [2, 17, 512])
+def test_decode_rows_of_many_sequences_have_the_bits_that_each_has_alone(model, rows):
+    """Behind pasts of several lengths, so that there are entries to select and more tiles than one row's."""
+    lengths, blocks = (61, 33, 5), 8
+    cache = model.new_cache(rows * blocks, 8, rows)
+    tables = [range(s * blocks, (s + 1) * blocks) for s in range(rows)]
+    for s in range(rows):
+        first = s % len(lengths)
+        if s == first:
+            past = SequenceRows(s, tables[s], 0, lengths[s])
+            model.forward(torch.tensor(ids_of(lengths[s], s)), [past], cache)
+            continue
+        copy_slot(cache, first, s)
+        for source, target in zip(tables[first], tables[s], strict=True):
+            copy_block(cache, source, target)
+    ids = torch.arange(rows) % 128
+    step = [SequenceRows(s, tables[s], lengths[s % len(lengths)], 1) for s in range(rows)]
+    together = model.forward(ids, step, cache)
+    for s in {0, 1, rows // 2, rows - 1}:
+        assert torch.equal(model.forward(ids[s : s + 1], step[s : s + 1], cache)[0], together[s]), s
 
 
 def test_a_used_slot_and_used_blocks_are_as_good_as_new(model):
