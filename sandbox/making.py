@@ -56,6 +56,7 @@ class Made:
     ownership: Ownership
     launched: Launched
     first_id: int  # of its ids on the host
+    layer_at: Path
 
     def give_back(self) -> None:
         """Ends it where nobody has taken it over."""
@@ -91,10 +92,10 @@ def make(order: Order, content: Content | None) -> Made:
         profile=profile.name if profile is not None else None,
         lacking=_lacking(rules, profile, guard),
         hostname=order.hostname,
-        made_from="" if content is None else content.about.name or content.about.sandbox_id,
+        made_from="" if content is None else content.of,
     )
-    if content is not None:
-        _check_content(content.about, info)
+    if content is not None and content.snapshot is not None:
+        _check_fit(content.snapshot, info)
     prepared = prepare_image(order.image, state_dir=state, init=INIT_BINARY, toolkit=order.toolkit)
     first_id = _fresh_uid() if _is_privileged() else 0
     plan = _plan(order, info, prepared, hierarchies, first_id)
@@ -118,7 +119,8 @@ def make(order: Order, content: Content | None) -> Made:
         )
         launched = launch(INIT_BINARY, plan, sandbox_id=info.id, handed=handed)
         ownership.note_processes(launched)
-        return Made(order, info, prepared, ownership, launched, first_id)
+        layer_at = Path(f"/proc/{launched.process.pid}", plan.layer_at(info.limits.layer))
+        return Made(order, info, prepared, ownership, launched, first_id, layer_at)
     except BaseException:
         if launched is not None:
             launched.control.close()  # upon which init ends, and the launcher with it
@@ -196,28 +198,26 @@ def _second_version(hierarchies: tuple[cgroups.Hierarchy, ...]) -> Path | None:
     return next((each.root for each in hierarchies if each.version == 2), None)
 
 
-def _check_content(content: Snapshot, info: SandboxInfo) -> None:
+def _check_fit(content: Snapshot, info: SandboxInfo) -> None:
     """Before anything is made: whether it is for such a sandbox and fits into it."""
-    name = content.name or f"of {content.sandbox_id}"
     for field in ("image", "substrate"):
         if getattr(content, field) != getattr(info, field):
             raise InvalidArgument(
-                f"{field}={getattr(info, field)!r}, and snapshot {name} is of {field} "
+                f"{field}={getattr(info, field)!r}, and snapshot {content.name} is of {field} "
                 f"{getattr(content, field)!r}",
                 hint=f"create it with {field}={getattr(content, field)!r}",
             )
-    if not content.name:
-        return  # a fork's, whose limits are those of its origin
     limits = info.limits
     if content.content_bytes > limits.disk_bytes or content.entries > limits.disk_inodes:
         raise InvalidArgument(
-            f"snapshot {name} has {content.content_bytes >> 20} MiB in {content.entries} files, and disk_mb="
-            f"{limits.disk_bytes >> 20} holds less",
+            f"snapshot {content.name} has {content.content_bytes >> 20} MiB in {content.entries} files, and "
+            f"disk_mb={limits.disk_bytes >> 20} holds less",
             hint="create it with a larger disk_mb",
         )
     in_memory = limits.layer == "memory" and limits.memory_bytes is not None
     if in_memory and content.content_bytes > (limits.memory_bytes or 0):
         raise InvalidArgument(
-            f"snapshot {name} has {content.content_bytes >> 20} MiB, more than all of the sandbox's memory",
+            f"snapshot {content.name} has {content.content_bytes >> 20} MiB, more than all of the sandbox's "
+            "memory",
             hint="create it with a larger memory_mb, or with layer='disk'",
         )

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -234,20 +234,19 @@ class Sandbox:
         Nothing else is shared, and processes are not copied: so a fork has no open file, no secret that a
         command was given and no random state of this one's. It has an id, uids, a host name and a lifetime of
         its own; image, limits, labels and policy are this one's, the network as it is now. This one stands
-        still while its layer is copied. Raises what `snapshot` and `create` raise; then there is no fork.
+        still while the first is made. Raises what `create` raises (StartError where the layer cannot be
+        copied), UnsupportedError without cgroup version 2, SandboxGone; then there is no fork.
         """
         if n is not None and not 1 <= n <= MAX_FORKS:
             raise InvalidArgument(f"n={n} is out of range", hint=f"use 1 to {MAX_FORKS}")
+        forks: list[Sandbox] = []
         with translated("forking a sandbox", sandbox_id=self.id), ExitStack() as on_failure:
-            with ExitStack() as copied:
-                with self._life.held():
-                    store = Snapshots(self._made.order.state_dir)
-                    limit = self._content_limit(None)
-                    content = copied.enter_context(store.borrowed(self._source(), max_bytes=limit))
-                forks: list[Sandbox] = []
-                for _ in range(n or 1):
-                    forks.append(Sandbox(make(self._fork_order(), content)))
-                    on_failure.callback(forks[-1].kill)
+            for number in range(n or 1):
+                # Those after the first are copied from that, which nobody has yet, and this one goes on.
+                still = self._life.held() if number == 0 else nullcontext()
+                with still, (forks or [self])[0]._source().opened() as content:
+                    forks.append(Sandbox(make(self._fork_order(), replace(content, of=self.id))))
+                on_failure.callback(forks[-1].kill)
             on_failure.pop_all()
         return forks[0] if n is None else tuple(forks)
 
@@ -262,10 +261,8 @@ class Sandbox:
         )
 
     def _source(self) -> Source:
-        """Where launch has mounted the layer, seen through the launcher, which stays in that namespace."""
-        place = "tmp/upper" if self._info.limits.layer == "memory" else "tmp/layer/upper"
-        root = Path(f"/proc/{self._process.pid}/root")
-        return Source(self.id, self._info.image, self._info.substrate, root / place, self._made.first_id)
+        info, made = self._info, self._made
+        return Source(self.id, info.image, info.substrate, made.layer_at, made.first_id)
 
     def _content_limit(self, max_mb: int | None) -> int:
         if max_mb is not None and max_mb < 1:

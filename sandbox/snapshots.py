@@ -54,7 +54,8 @@ class Content:
 
     directory: int  # descriptor
     first_id: int
-    about: Snapshot
+    of: str  # name of a snapshot, or id of a sandbox
+    snapshot: Snapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,15 @@ class Source:
     substrate: str
     directory: Path
     first_id: int  # of the sandbox's ids
+
+    @contextmanager
+    def opened(self) -> Generator[Content]:
+        """As content of another sandbox's layer, which is to be read while this one does not change."""
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield Content(fd, self.first_id, self.sandbox_id)
+        finally:
+            os.close(fd)
 
 
 class Snapshots:
@@ -118,12 +128,6 @@ class Snapshots:
         return about
 
     @contextmanager
-    def borrowed(self, source: Source, *, max_bytes: int) -> Generator[Content]:
-        """A copy without a name, for as long as the block runs."""
-        with self._copied(source, "", max_bytes) as (draft, about), _open_tree(draft) as fd:
-            yield Content(fd, _first_id(), about)
-
-    @contextmanager
     def opened(self, name: str) -> Generator[Content]:
         """One of those kept, which stays while the block runs. InvalidArgument where there is none."""
         about = self.get(name)
@@ -131,7 +135,7 @@ class Snapshots:
             fcntl.flock(fd, fcntl.LOCK_SH)
             if not _is_at(fd, self._directory / name / "tree"):  # or a create reads half of it
                 raise InvalidArgument(f"snapshot={name!r} was deleted meanwhile")
-            yield Content(fd, _first_id(), about)
+            yield Content(fd, _first_id(), name, about)
 
     @contextmanager
     def _copied(self, source: Source, name: str, max_bytes: int) -> Generator[tuple[Path, Snapshot]]:

@@ -30,7 +30,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, MOUNTS_FD = FILTER_FD, SYS_MOVE_MOUNT = 429, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
+enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, MOUNTS_FD = FILTER_FD, LAYER_FD = 5, SYS_MOVE_MOUNT = 429, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
 enum { JOIN_SESSION_KEYRING = 1 }; /* of keyctl */
 enum { FROM_EMPTY_PATH = 4 };         /* of move_mount */
 enum { ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
@@ -183,7 +183,8 @@ static void name_host(int upper, const char *name) {
     close(fd);
 }
 
-static void mount_layer(const struct plan *plan, int skeleton) {
+/* Returns a descriptor of the layer's content, for the owner to find at LAYER_FD of a process that stays. */
+static int mount_layer(const struct plan *plan, int skeleton) {
     char options[256];
     const char *base = plan->layer < 0 ? "/tmp" : "/tmp/layer";
     snprintf(options, sizeof options, "size=%s,nr_inodes=%s,mode=755", plan->layer_bytes, plan->layer_inodes);
@@ -201,6 +202,7 @@ static void mount_layer(const struct plan *plan, int skeleton) {
              "lowerdir=/proc/self/fd/%d,upperdir=/proc/self/fd/%d,workdir=/proc/self/fd/%d%s%s", skeleton, upper, work,
              plan->layer < 0 ? "" : ",volatile", plan->userns ? ",userxattr" : "");
     if (mount("dockyard", "/tmp/root", "overlay", MS_NOSUID | MS_NODEV, options)) fail("mount overlay");
+    return upper;
 }
 
 static void set_read_only(const char *target) {
@@ -246,15 +248,18 @@ static void copy_config(int from) {
     close(to);
 }
 
-/* The control socket at CONTROL_FD, the filter or the host's mounts (where there are some) behind it, and nothing
- * else. */
-static void keep_only(int control, int filter, int mounts) {
-    int second = filter < 0 ? mounts : filter, last = second < 0 ? CONTROL_FD : FILTER_FD;
-    control = fcntl(control, F_DUPFD, FILTER_FD + 1); /* out of the way of each other's places */
-    if (second >= 0) second = fcntl(second, F_DUPFD_CLOEXEC, FILTER_FD + 1);
-    if (dup2(control, CONTROL_FD) < 0 || (last == FILTER_FD && dup2(second, FILTER_FD) < 0)) fail("move files");
-    if (mounts >= 0 && fcntl(MOUNTS_FD, F_SETFD, FD_CLOEXEC)) fail("keep the mounts from the runtime");
+/* The control socket at CONTROL_FD, the filter or the host's mounts behind it, the layer behind that (each where there
+ * is one), and nothing else. The last two are not for the program. */
+static void keep_only(int control, int filter, int mounts, int layer) {
+    int kept[] = {control, filter < 0 ? mounts : filter, layer};
+    int last = layer < 0 ? kept[1] < 0 ? CONTROL_FD : FILTER_FD : LAYER_FD;
+    for (int i = 0; i < 3; i++) /* out of the way of each other's places */
+        if (kept[i] >= 0 && (kept[i] = fcntl(kept[i], F_DUPFD_CLOEXEC, LAYER_FD + 1)) < 0) fail("move files");
+    for (int i = 0; i < 3; i++)
+        if (kept[i] >= 0 && dup2(kept[i], CONTROL_FD + i) < 0) fail("move files");
     if (syscall(SYS_close_range, last + 1, ~0U, 0)) fail("close files");
+    if (mounts >= 0 && (fcntl(MOUNTS_FD, F_SETFD, FD_CLOEXEC) || fcntl(LAYER_FD, F_SETFD, FD_CLOEXEC)))
+        fail("keep files from the runtime");
 }
 
 /* Keys of the owner's session are nothing for a sandbox, nor are another sandbox's. A user has room for some
@@ -299,12 +304,12 @@ int launch(int argc, char **argv) {
     for (int i = 0; i < plan.num_binds; i++) plan.binds[i].fd = open_place(plan.binds[i].source);
     for (int i = 0; i < plan.num_hidden; i++)
         if (umount2(plan.hidden[i], MNT_DETACH)) fail("hide %s", plan.hidden[i]);
-    mount_layer(&plan, skeleton);
+    int layer = mount_layer(&plan, skeleton);
     mount_image(&plan);
     if (plan.terminals) mount_terminals(plan.terminals);
     if (plan.config >= 0) copy_config(plan.config);
     if (plan.num_ids) make_user_namespace("/tmp/user", plan.owner, plan.num_ids);
-    keep_only(plan.control, plan.filter, mounts);
+    keep_only(plan.control, plan.filter, mounts, plan.detached ? layer : -1);
     if (chdir("/")) fail("chdir /");
     if (plan.drop) drop_to(plan.owner);
     leave_session_keyring();

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Protocol
 
 from sandbox.images import INIT_AT, Image
+from sandbox.layers import LayerKind
 from sandbox.limits import Limits
 from sandbox.policy import Protection
 
 CONTROL_FD = 3  # where launch puts the control socket; what init is told to serve
 FILTER_FD = 4  # where launch puts the filter of system calls, for bubblewrap
+LAYER_FD = 5  # where launch keeps the layer's content, if it stays
+DETACHED = "--detached"  # launch stays, outside of the sandbox's mounts, and the program goes
 ROOT_AT = "/tmp/root"  # where launch mounts the sandbox's root, in its own mount namespace
 BUNDLE_AT = "/tmp/bundle"
 USER_NAMESPACE_AT = "/tmp/user"  # where launch puts one, for an OCI runtime to join
@@ -56,6 +59,12 @@ class LaunchPlan:
     oci_config: str | None = None
     filter_program: bytes | None = None  # of system calls, to be at FILTER_FD
     all_hierarchies: bool = False  # it makes cgroups of its own, in every hierarchy
+
+    def layer_at(self, kind: LayerKind) -> str:
+        """Where the content of the sandbox's layer is to be found, below /proc/PID of what was launched."""
+        if DETACHED in self.options:
+            return f"fd/{LAYER_FD}"
+        return "root/tmp/upper" if kind == "memory" else "root/tmp/layer/upper"
 
 
 class Substrate(Protocol):

@@ -250,6 +250,8 @@ def test_a_tree_that_is_too_deep_is_refused(create: Create, store: Snapshots):
     box.commands.run("for i in $(seq 300); do mkdir d && cd d; done")
     with pytest.raises(SandboxError, match="nested deeper than 200"):
         box.snapshot()
+    with pytest.raises(SandboxError, match="nested deeper than 200"):
+        box.fork_fs(2)
     assert box.commands.run("echo on").stdout == "on\n"
 
 
@@ -290,7 +292,7 @@ from sandbox import Sandbox
 box = Sandbox.create(state_dir=sys.argv[1], toolkit=sys.argv[2])
 with box._life.held():
     from sandbox.snapshots import Snapshots
-    with Snapshots(sys.argv[1]).borrowed(box._source(), max_bytes=1 << 20):
+    with Snapshots(sys.argv[1])._copied(box._source(), "", 1 << 20):
         print("held", flush=True)
         time.sleep(600)
 """
