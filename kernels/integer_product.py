@@ -17,6 +17,8 @@ from kernels.operations import Weight
 from kernels.whole_numbers import BLOCK, FORMATS, values_of
 
 HIGHEST = 32_767  # magnitude of q
+_BEHIND_FLOAT32, _HALF_WAY = (1 << 29) - 1, 1 << 28  # of a double's bits
+_SUBNORMAL = 2.0**-125
 SMALLEST = 1e-30  # a block that is nowhere larger becomes zero: HIGHEST / max|x| would overflow
 
 
@@ -37,16 +39,29 @@ def integer_product(x_MK: Tensor, weight: Weight) -> Tensor:
 def multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """a b + c of float32, rounded once.
 
-    A double holds the product exactly, and the sum with an error that is known exactly too. Where there is
-    one, of the two doubles around the sum that with an odd last bit stands for it: float32 rounds it alike.
+    A double holds the product exactly, and the sum so nearly that rounding it again makes no difference,
+    unless it lies half-way between two values of float32, or where those are further apart than usual.
     """
-    product, c64 = a.double() * b.double(), c.double()
-    total = product + c64
-    part = total - product
-    error = (product - (total - part)) + (c64 - part)
+    product = a.double() * b.double()
+    total = product + c
+    doubtful = ((total.view(torch.int64) & _BEHIND_FLOAT32) == _HALF_WAY) | (total.abs() < _SUBNORMAL)
+    if bool(doubtful.any()):
+        places = doubtful.nonzero(as_tuple=True)
+        total[places] = _with_odd_end(product[places], c.double().expand_as(total)[places])
+    return total.float()
+
+
+def _with_odd_end(a: Tensor, b: Tensor) -> Tensor:
+    """a + b in doubles; where that is not exact, of the two around the sum the one whose last bit is odd.
+
+    Rounded to float32, it gives what the exact sum would.
+    """
+    total = a + b
+    part = total - a
+    error = (a - (total - part)) + (b - part)
     even = (total.view(torch.int64) & 1) == 0
     towards = torch.nextafter(total, torch.copysign(torch.full_like(total, torch.inf), error))
-    return torch.where((error.abs() > 0) & even, towards, total).float()
+    return torch.where((error.abs() > 0) & even, towards, total)
 
 
 def quantise_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:

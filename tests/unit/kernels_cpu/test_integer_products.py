@@ -176,9 +176,17 @@ def test_a_sum_and_a_product_are_rounded_once() -> None:
     c = torch.cat((-a * b * (1 + 1e-6 * e), a * b * (1e7 * e).exp2().clamp(1e-9, 1e9)))
     a, b = a.repeat(2), b.repeat(2)
     a[:3], b[:3], c[:3] = 1 + 2**-23, 1 + 2**-23, torch.tensor([2.0**25, 2.0**24 + 2, 3.0])
+    a[3:6], b[3:6], c[3:6] = 2.0**-70, torch.tensor([2.0**-70, -(2.0**-79), 3e-20]), 2.0**-149
     for found, *terms in zip(multiply_add(a, b, c).tolist(), a.tolist(), b.tolist(), c.tolist(), strict=True):
         x, y, z = map(Fraction, terms)
         near = torch.tensor(float(x * y + z))
         ends = (torch.nextafter(near, torch.tensor(end)).item() for end in (-torch.inf, torch.inf))
         distances = {value: abs(Fraction(value) - (x * y + z)) for value in (near.item(), *ends)}
         assert distances[found] == min(distances.values()), terms
+
+
+def test_a_sum_that_a_double_takes_for_half_way_is_rounded_to_its_own_side() -> None:
+    a, b = torch.full((2,), 1 + 2.0**-20), torch.full((2,), 2.0**-24 * (1 - 2.0**-20))
+    c = torch.tensor([1 + 2.0**-23, -1 - 2.0**-23])
+    assert float(a[0].double() * b[0] + c[0]) == 1 + 2.0**-23 + 2.0**-24
+    assert torch.equal(multiply_add(a, b * c.sign(), c), c)
