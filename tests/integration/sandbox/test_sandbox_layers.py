@@ -137,7 +137,7 @@ def test_a_disk_without_room_is_said_before_anything_is_made(create: Create, sta
 OWNER = """
 import sys, time
 from sandbox import Sandbox
-box = Sandbox.create(layer=sys.argv[3], state_dir=sys.argv[1], toolkit=sys.argv[2])
+box = Sandbox.create(layer=sys.argv[3], substrate=sys.argv[4], state_dir=sys.argv[1], toolkit=sys.argv[2])
 box.files.write("/workspace/a", "x")
 print(box.id, flush=True)
 time.sleep(600)
@@ -145,10 +145,10 @@ time.sleep(600)
 
 
 def test_an_owner_that_is_killed_leaves_no_layer(
-    kind: LayerKind, tmp_path: Path, toolkit: Path, create: Create
+    kind: LayerKind, substrate: str, tmp_path: Path, toolkit: Path
 ):
     state = tmp_path / "state"
-    words = [sys.executable, "-c", OWNER, str(state), str(toolkit), kind]
+    words = [sys.executable, "-c", OWNER, str(state), str(toolkit), kind, substrate]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline().startswith("sbx-")
