@@ -3,6 +3,7 @@
 from sandbox.aio import AsyncSandbox
 from sandbox.doctor import Capability
 from sandbox.egress.service import Egress
+from sandbox.entries import Entry
 from sandbox.files import Download
 from sandbox.policy import Destination, Names, Network, Policy
 from sandbox.results import CommandResult, Denial
@@ -10,7 +11,7 @@ from sandbox.running import RunningCommand
 from sandbox.sandbox import Sandbox, SandboxInfo
 from sandbox.sessions import Session
 from sandbox.snapshots import Snapshot, Snapshots
-from sandbox.wire import Entry, TerminalSize
+from sandbox.wire import TerminalSize
 
 __all__ = [
     "AsyncSandbox",

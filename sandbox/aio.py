@@ -7,13 +7,14 @@ run leaves no process.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
+from sandbox.entries import Entry
 from sandbox.errors import CapacityError, SandboxGone
 from sandbox.feed import OnOutput
 from sandbox.files import Download
@@ -23,10 +24,11 @@ from sandbox.running import RunningCommand
 from sandbox.sandbox import Sandbox, SandboxInfo
 from sandbox.sessions import Session
 from sandbox.snapshots import Snapshot
-from sandbox.wire import Entry, TerminalSize
+from sandbox.wire import TerminalSize
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_LOOK_AGAIN_S = 1.0  # whether the event loop is still there
 
 
 class AsyncSandbox:
@@ -300,13 +302,20 @@ class AsyncFiles:
 
 
 def _in_loop(watcher: OnOutput | None) -> OnOutput | None:
-    """The watcher, called in this task's event loop and in order with the command's result."""
+    """The watcher, called in this task's event loop and in order with the command's result. The command's
+    thread waits for each call, so that what the watcher raises ends the command, and a slow loop gets no more
+    than it can take."""
     if watcher is None:
         return None
     loop = asyncio.get_running_loop()
 
     def call(text: str) -> None:
-        loop.call_soon_threadsafe(watcher, text)
+        taken: Future[None] = Future()
+        loop.call_soon_threadsafe(_settle, taken, partial(watcher, text))
+        while not wait((taken,), _LOOK_AGAIN_S).done:
+            if loop.is_closed():
+                raise RuntimeError("the event loop was closed before it took all of a command's output")
+        taken.result()
 
     return call
 

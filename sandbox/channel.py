@@ -1,28 +1,32 @@
 """The owner's end of the control socket: one thread a sandbox, which is its only reader and its clock.
 
-Callers register a Listener under a fresh id and send a frame; the thread hands each reply to its listener and
-wakes listeners at their deadlines. Listeners run on that thread, must not block, and raise nothing but
-ValueError, on a frame that breaks the protocol: that ends the channel, as anything else does. Sending
-never blocks: what the socket does not take is queued and goes out from the thread, so a sandbox that stops
-reading can hold up neither its owner nor its own timeouts.
+Callers register a Listener under a fresh id and send a message; the thread hands each reply to its listener
+and wakes listeners at their deadlines. It also watches other descriptors of theirs, such as a command's
+pipes. Listeners run on that thread, must not block, and raise nothing but ValueError, on a message that
+breaks the protocol: that ends the channel, as anything else does. Sending never blocks: what the socket does
+not take is queued and goes out from the thread, so a sandbox that stops reading can hold up neither its owner
+nor its own timeouts.
 """
 
 import errno
-import mmap
 import os
 import select
 import socket
-import struct
 import threading
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.clock import Clock
-from sandbox.wire import Frame, FrameReader, Kind, encode
+from sandbox.wire import FRAME_BYTES, Frame, Kind, decode, encode
 
-_RECEIVE_BYTES = 1 << 18
+_MAX_EVENTS = 64
+_ONE_FD = socket.CMSG_LEN(4)
+# A socket whose other end is gone: the thread learns that by reading.
+_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ECONNREFUSED})
 
 
 class Listener(Protocol):
@@ -45,6 +49,12 @@ class Listener(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Outgoing:
+    data: bytes
+    fds: tuple[int, ...]
+
+
 class Channel:
     """Thread-safe. Owns the socket; `close` ends the thread and tells every listener that it is lost."""
 
@@ -53,12 +63,19 @@ class Channel:
         self._clock = clock
         self._lock = threading.Lock()  # guards what follows, and writes to `_wake`
         self._listeners: dict[int, Listener] = {}
-        self._outgoing: deque[memoryview] = deque()
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._outgoing: deque[_Outgoing] = deque()
         self._last_id = 0
         self._lost = False
         self._closing = False
         self._polls_until: int | None = 0  # when the thread wakes by itself; None = never
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with ExitStack() as on_failure:
+            self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            on_failure.callback(os.close, self._wake)
+            self._epoll = select.epoll()
+            on_failure.pop_all()
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._epoll.register(sock, select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._on_end: Callable[[], None] = lambda: None
 
@@ -71,28 +88,68 @@ class Channel:
         try:
             self._thread.start()
         except RuntimeError as error:
+            self._epoll.close()
             os.close(self._wake)
             raise OSError(errno.EAGAIN, f"{error} for {self._thread.name}") from error
 
-    def open(self, listener: Listener, kind: Kind, payload: bytes) -> int | None:
-        """Registers `listener`, sends the first frame, returns the id; None when the sandbox is gone."""
+    def new_id(self) -> int:
+        """One that no listener has had."""
         with self._lock:
-            if self._lost:
-                return None
             self._last_id += 1
-            self._listeners[self._last_id] = listener
-            self._send(encode(self._last_id, kind, payload))
+            return self._last_id
+
+    def open(
+        self,
+        id: int,
+        listener: Listener,
+        kind: Kind,
+        *,
+        first: int = 0,
+        second: int = 0,
+        path: str = "",
+        fds: Iterable[int] = (),
+    ) -> bool:
+        """Registers `listener` under `id` and sends the first message; False when the sandbox is gone. `fds`
+        go along, and are closed however this ends. OSError when the host has no room for more of them."""
+        handed = tuple(fds)
+        with self._lock, ExitStack() as on_failure:
+            on_failure.callback(_close_all, handed)
+            if self._lost:
+                return False
+            self._listeners[id] = listener
+            on_failure.callback(self._listeners.pop, id)
+            self._send(_Outgoing(encode(id, kind, first, second, path), handed))
+            on_failure.pop_all()
             deadline = listener.deadline_ns()
             if deadline is not None and (self._polls_until is None or deadline < self._polls_until):
                 self._kick()
-            return self._last_id
+        return True
 
-    def send(self, id: int, kind: Kind, payload: bytes = b"") -> None:
-        """Sends one more frame under an open id. Silently nothing when the sandbox is gone: the listener
+    def send(self, id: int, kind: Kind) -> None:
+        """Sends one more message under an open id. Silently nothing when the sandbox is gone: the listener
         hears that from `on_lost`."""
         with self._lock:
             if not self._lost:
-                self._send(encode(id, kind, payload))
+                self._send(_Outgoing(encode(id, kind), ()))
+
+    def forget(self, id: int) -> None:
+        """Frees an id whose listener has heard elsewhere that it is over."""
+        with self._lock:
+            self._listeners.pop(id, None)
+
+    def watch(self, fd: int, on_ready: Callable[[], None], *, writable: bool = False) -> None:
+        """Calls `on_ready` whenever `fd` can be read, or written. It may be called once more than that. Does
+        nothing when the sandbox is gone."""
+        with self._lock:
+            if not self._lost:
+                self._watched[fd] = on_ready
+                self._epoll.register(fd, select.EPOLLOUT if writable else select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """To be called before `fd` is closed. Nothing happens when it is not watched."""
+        with self._lock:
+            if self._watched.pop(fd, None) is not None and not self._lost:
+                self._epoll.unregister(fd)
 
     def wake(self) -> None:
         """Makes the thread ask for deadlines again."""
@@ -107,21 +164,24 @@ class Channel:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _send(self, frame: bytes) -> None:
-        view = memoryview(frame)
-        if not self._outgoing:
-            view = view[self._send_now(view) :]
-        if view:
-            self._outgoing.append(view)
-            self._kick()
+    def _send(self, message: _Outgoing) -> None:
+        if not self._outgoing and self._send_now(message):
+            return
+        self._outgoing.append(message)
+        self._epoll.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
 
-    def _send_now(self, view: memoryview) -> int:
+    def _send_now(self, message: _Outgoing) -> bool:
+        """False when the socket is full. A message goes out whole or not at all."""
         try:
-            return self._socket.send(view, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+            self._socket.sendmsg([message.data], _rights(message.fds), flags)
         except BlockingIOError:
-            return 0
-        except OSError:
-            return len(view)  # gone: the thread reads the end of the stream and says so
+            return False
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+        _close_all(message.fds)
+        return True
 
     def _kick(self) -> None:
         if not self._lost:  # afterwards the descriptor is closed, or someone else's
@@ -129,80 +189,90 @@ class Channel:
 
     def _run(self) -> None:
         try:
-            self._serve()
+            while not self._closing and self._turn():
+                pass
         finally:
             self._end()
-
-    def _serve(self) -> None:
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        reader = FrameReader()
-        buffer = mmap.mmap(-1, _RECEIVE_BYTES)  # which takes no memory until something is received
-        while not self._closing and self._turn(poll, reader, buffer):
-            pass
 
     def _end(self) -> None:
         with self._lock:
             self._lost = True
             listeners = list(self._listeners.values())
             self._listeners.clear()
+            self._watched.clear()
+            for message in self._outgoing:
+                _close_all(message.fds)
             self._outgoing.clear()
         with ExitStack() as steps:  # last in, first out; each is taken even when the one before it fails
             steps.callback(self._on_end)
             steps.callback(os.close, self._wake)
+            steps.callback(self._epoll.close)
             steps.callback(self._socket.close)
             for listener in reversed(listeners):
                 steps.callback(listener.on_lost)
 
-    def _turn(self, poll: select.poll, reader: FrameReader, buffer: mmap.mmap) -> bool:
+    def _turn(self) -> bool:
         """One round: wait, send, receive, deadlines. False at the end of the stream."""
-        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
-        for fd, _ in poll.poll(self._timeout_ms()):
+        alive = True
+        for fd, events in self._epoll.poll(self._timeout_s(), _MAX_EVENTS):
             if fd == self._wake:
                 os.eventfd_read(fd)
-        self._flush()
-        alive = self._receive(reader, buffer)
+            elif fd == self._socket.fileno():
+                alive = self._serve_socket(events) and alive
+            elif (on_ready := self._watched.get(fd)) is not None:
+                alive = _is_honest(on_ready) and alive
         self._fire_deadlines()
         return alive
 
-    def _timeout_ms(self) -> int | None:
+    def _timeout_s(self) -> float | None:
         with self._lock:
             listeners = list(self._listeners.values())
             deadlines = [deadline for each in listeners if (deadline := each.deadline_ns()) is not None]
             self._polls_until = min(deadlines, default=None)
         if self._polls_until is None:
             return None
-        return max(0, -((self._clock.now_ns() - self._polls_until) // 1_000_000))
+        return max(0, self._polls_until - self._clock.now_ns()) / 1e9
 
-    def _flush(self) -> None:
-        with self._lock:
-            while self._outgoing:
-                rest = self._outgoing[0][self._send_now(self._outgoing[0]) :]
-                if rest:
-                    self._outgoing[0] = rest
-                    return
-                self._outgoing.popleft()
-
-    def _receive(self, reader: FrameReader, buffer: mmap.mmap) -> bool:
-        try:
-            length = self._socket.recv_into(buffer, flags=socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
+    def _serve_socket(self, events: int) -> bool:
+        if events & select.EPOLLOUT and not self._flush():
             return False
-        try:
-            for frame in reader.feed(memoryview(buffer)[:length]):
-                self._dispatch(frame)
-        except (ValueError, OverflowError, struct.error):
-            return False  # a sandbox that breaks the protocol is no longer ours to talk to
-        return length > 0
+        return self._receive()
+
+    def _flush(self) -> bool:
+        with self._lock:
+            try:
+                while self._outgoing and self._send_now(self._outgoing[0]):
+                    self._outgoing.popleft()
+            except OSError:
+                return False  # no room for descriptors under way, for as long as the sandbox takes none
+            if not self._outgoing:
+                self._epoll.modify(self._socket, select.EPOLLIN)
+        return True
+
+    def _receive(self) -> bool:
+        """All that is there; False at the end, and where the protocol is broken: such a sandbox is no longer
+        ours to talk to."""
+        while True:
+            try:
+                data, fds = receive(self._socket)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            try:
+                if not data:
+                    return False
+                self._dispatch(decode(data, fds))
+            except (ValueError, OverflowError):
+                return False
+            finally:
+                _close_all(fds)
 
     def _dispatch(self, frame: Frame) -> None:
         with self._lock:
             listener = self._listeners.get(frame.id)
         if listener is not None and listener.on_frame(frame):
-            with self._lock:
-                self._listeners.pop(frame.id, None)
+            self.forget(frame.id)
 
     def _fire_deadlines(self) -> None:
         now = self._clock.now_ns()
@@ -212,3 +282,33 @@ class Channel:
             deadline = listener.deadline_ns()
             if deadline is not None and deadline <= now:
                 listener.on_deadline()
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """One packet of a sandbox's, with at most one descriptor, which is the caller's. Empty at the end.
+    BlockingIOError when there is none."""
+    # Not socket.recv_fds, nor send_fds: they ignore their flags.
+    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    data, ancillary, _, _ = sock.recvmsg(FRAME_BYTES + 1, _ONE_FD, flags)
+    fds = array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(content)
+    return data, list(fds)
+
+
+def _rights(fds: tuple[int, ...]) -> list[tuple[int, int, bytes]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds).tobytes())] if fds else []
+
+
+def _is_honest(step: Callable[[], None]) -> bool:
+    try:
+        step()
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

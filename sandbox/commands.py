@@ -16,7 +16,7 @@ from sandbox.feed import OnOutput, Watchers
 from sandbox.policy import Policy
 from sandbox.results import CommandResult
 from sandbox.running import Call, Host, RunningCommand
-from sandbox.wire import MAX_CHUNK_BYTES, TerminalSize, exec_payload
+from sandbox.wire import MAX_CHUNK_BYTES, TerminalSize, exec_words
 
 
 class Commands:
@@ -60,7 +60,7 @@ class Commands:
         environment. `output_bytes` is kept of each stream, head and tail. `stdin` is fed as the command
         reads it. `on_stdout` and `on_stderr` take text as it is printed, on a thread of the command's; what
         one raises ends the command and is raised here. Blocks; raises SandboxGone, and InvalidArgument for a
-        bad `cmd`, `cwd`, `env` or number.
+        bad `cmd`, `cwd`, `env` or number, CapacityError where this process is out of descriptors.
         """
         return self.start(
             cmd, timeout_s=timeout_s, cwd=cwd, env=env, output_bytes=output_bytes, stdin=stdin,
@@ -94,7 +94,8 @@ class Commands:
             _check(0 <= terminal.rows < 1 << 16 and 0 <= terminal.columns < 1 << 16, "terminal", terminal)
         text = stdin.encode() if isinstance(stdin, str) else stdin
         call = Call(
-            payload=self._payload(cmd, cwd, env or {}, with_input=text != b"", terminal=terminal),
+            words=self._words(cmd, cwd, env or {}, with_terminal=terminal is not None),
+            terminal=terminal,
             stdin=text or b"",
             stdin_stays_open=text is None,
             watchers=Watchers(on_stdout, on_stderr),
@@ -125,14 +126,8 @@ class Commands:
         with self._lock:
             self._running.pop(id, None)
 
-    def _payload(
-        self,
-        cmd: str | Sequence[str],
-        cwd: str,
-        env: Mapping[str, str],
-        *,
-        with_input: bool,
-        terminal: TerminalSize | None,
+    def _words(
+        self, cmd: str | Sequence[str], cwd: str, env: Mapping[str, str], *, with_terminal: bool
     ) -> bytes:
         argv = [self.shell, "-c", cmd] if isinstance(cmd, str) else list(cmd)
         _check(len(argv) > 0 and argv[0] != "", "cmd", cmd)
@@ -140,14 +135,14 @@ class Commands:
             _check(name != "" and "=" not in name, "env", name)
         strings = [*argv, cwd, *env, *env.values()]
         _check(not any("\0" in string for string in strings), "cmd, cwd or env", "text with a NUL")
-        whole_env = {**self._base_env, **({"TERM": "xterm-256color"} if terminal else {}), **env}
-        payload = exec_payload(argv, cwd or "/", whole_env, with_input=with_input, terminal=terminal)
-        if len(payload) > MAX_CHUNK_BYTES:
+        whole_env = {**self._base_env, **({"TERM": "xterm-256color"} if with_terminal else {}), **env}
+        words = exec_words(argv, cwd or "/", whole_env)
+        if len(words) > MAX_CHUNK_BYTES:
             raise InvalidArgument(
-                f"cmd and env take {len(payload)} bytes, at most {MAX_CHUNK_BYTES} fit",
+                f"cmd and env take {len(words)} bytes, at most {MAX_CHUNK_BYTES} fit",
                 hint="write a file and run it, or use stdin",
             )
-        return payload
+        return words
 
 
 def _check(holds: bool, field: str, value: object) -> None:

@@ -1,16 +1,21 @@
-"""Files in a sandbox. Every operation is done by init inside the sandbox's root, so no path is ever resolved
-on the host, no link leads out, and FIFOs and devices are refused instead of waited for."""
+"""Files in a sandbox. Init opens, makes, writes and removes inside the sandbox's root, so no path is ever
+resolved on the host, no link leads out, and FIFOs and devices are refused instead of waited for. What is read
+comes through a descriptor that init hands over."""
 
 import errno
 import os
 import posixpath
-from collections.abc import Iterator
+import stat
+from collections.abc import Generator, Iterator
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox.channel import Channel
+from sandbox.entries import Entry, describe, is_regular, list_directory, read_regular
 from sandbox.errors import (
+    CapacityError,
     FileError,
     FileMissing,
     FileTooLarge,
@@ -19,21 +24,12 @@ from sandbox.errors import (
     SandboxError,
     SandboxGone,
     UnsafePath,
+    is_shortage,
+    translated,
 )
 from sandbox.host_tree import read_tree, write_tree
 from sandbox.running import Host
-from sandbox.wire import (
-    MAX_CHUNK_BYTES,
-    Entry,
-    Frame,
-    Kind,
-    Trouble,
-    decode_done,
-    decode_entry,
-    path_payload,
-    read_payload,
-    write_payload,
-)
+from sandbox.wire import MAX_CHUNK_BYTES, Frame, Kind, Trouble, decode_done
 
 MIB = 1 << 20
 MAX_ENTRIES = 100_000  # of a directory tree that is downloaded
@@ -61,24 +57,19 @@ class Download:
 
 @dataclass(slots=True)
 class _Reply:
-    """Collects the answer to one file operation. Its methods run on the channel's thread."""
+    """The answer to one file operation: its number, and a descriptor or -1. Its methods run on the channel's
+    thread."""
 
     host: Host
-    future: Future[int] = field(default_factory=Future[int])
-    data: list[bytes] = field(default_factory=list[bytes])
-    entries: list[Entry] = field(default_factory=list[Entry])
+    future: Future[tuple[int, int]] = field(default_factory=Future[tuple[int, int]])
 
     def on_frame(self, frame: Frame) -> bool:
-        if frame.kind == Kind.DATA:
-            self.data.append(frame.payload)
-        elif frame.kind == Kind.ENTRY:
-            self.entries.append(decode_entry(frame.payload))
-        elif frame.kind == Kind.DONE:
-            number = decode_done(frame.payload)
-            self.host.finish()
-            self.future.set_result(number)
-            return True
-        return False
+        if frame.kind != Kind.DONE:
+            return False
+        number = decode_done(frame)
+        self.host.finish()
+        self.future.set_result((number, frame.fds.pop() if frame.fds else -1))
+        return True
 
     def on_lost(self) -> None:
         self.host.finish()
@@ -95,7 +86,8 @@ class Files:
     """`sandbox.files`. Thread-safe; each call blocks for its round trips. Relative paths start at /workspace.
 
     Every method raises SandboxGone, and of FileError: FileMissing, FileTooLarge, UnsafePath, NoSpace, or
-    itself with `errno` (permission denied and the like).
+    itself with `errno` (permission denied and the like); CapacityError where this process is out of
+    descriptors.
     """
 
     def __init__(self, channel: Channel, host: Host) -> None:
@@ -105,40 +97,40 @@ class Files:
     def read(self, path: str, *, max_bytes: int = 64 * MIB) -> bytes:
         """The content of a regular file, links followed inside the sandbox. FileTooLarge beyond
         `max_bytes`."""
-        place, content = _absolute(path), bytearray()
-        while True:
-            count = min(MAX_CHUNK_BYTES, max_bytes + 1 - len(content))
-            reply = self._ask(Kind.READ, read_payload(place, len(content), count), place)
-            chunk = b"".join(reply.data)
-            content += chunk
-            if len(content) > max_bytes:
-                raise _file_error(errno.EFBIG, place)
-            if len(chunk) < count:
-                return bytes(content)
+        place = _absolute(path)
+        with self._opened(place, os.O_RDONLY) as fd:
+            if not is_regular(fd):
+                is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
+                raise _file_error(errno.EISDIR if is_directory else Trouble.NOT_REGULAR, place)
+            content = read_regular(fd, max_bytes)
+        if content is None:
+            raise _file_error(errno.EFBIG, place)
+        return content
 
     def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
         """Replaces a file's content, making its parents. `str` is written as UTF-8. Not atomic: a reader in
-        the sandbox may see a part of a file larger than a mebibyte."""
+        the sandbox may see a part of it."""
         place, content = _absolute(path), data.encode() if isinstance(data, str) else data
         for start in range(0, len(content) or 1, MAX_CHUNK_BYTES):
-            chunk = content[start : start + MAX_CHUNK_BYTES]
-            first = start == 0
-            payload = write_payload(place, chunk, truncate=first, parents=first, mode=mode)
-            self._ask(Kind.WRITE, payload, place)
+            chunk = memoryview(content)[start : start + MAX_CHUNK_BYTES]
+            try:
+                self._write(place, chunk, start > 0, mode)
+            except FileMissing as error:
+                if error.errno != errno.ENOENT or start > 0:
+                    raise
+                self.make_dir(posixpath.dirname(place))
+                self._write(place, chunk, False, mode)
 
     def list(self, path: str = WORKDIR) -> tuple[Entry, ...]:
         """What is in a directory, by name."""
-        place = _absolute(path)
-        entries = self._ask(Kind.LIST, path_payload(place), place).entries
-        return tuple(sorted(entries, key=lambda entry: entry.name))
+        with self._opened(_absolute(path), os.O_RDONLY | os.O_DIRECTORY) as fd:
+            return tuple(sorted(list_directory(fd), key=lambda entry: entry.name))
 
     def stat(self, path: str) -> Entry:
         """One entry; a link is described, not followed."""
         place = _absolute(path)
-        entries = self._ask(Kind.STAT, path_payload(place), place).entries
-        if len(entries) != 1:
-            raise SandboxError(f"{place}: the sandbox answered with {len(entries)} entries, not with one")
-        return replace(entries[0], name=posixpath.basename(place))
+        with self._opened(place, os.O_PATH | os.O_NOFOLLOW) as fd:
+            return describe(fd, posixpath.basename(place))
 
     def exists(self, path: str) -> bool:
         """True when there is something, a dangling link too."""
@@ -150,14 +142,26 @@ class Files:
 
     def make_dir(self, path: str) -> None:
         """Makes a directory and its parents. Nothing happens when it is there."""
-        self._ask(Kind.MKDIR, path_payload(_absolute(path)), path)
+        place = _absolute(path)
+        missing = [place]
+        while missing:
+            try:
+                self._ask(Kind.MKDIR, missing[-1])
+            except FileError as error:
+                parent = posixpath.dirname(missing[-1].rstrip("/"))
+                if error.errno == errno.ENOENT and parent not in ("", "/"):
+                    missing.append(parent)
+                    continue
+                if error.errno != errno.EEXIST or not self._is_directory(missing[-1]):
+                    raise
+            missing.pop()
 
     def remove(self, path: str) -> None:
         """Removes a file, a link, or a directory with all that is in it. FileMissing when there is none."""
         place = _absolute(path)
         if place == "/":
             raise InvalidArgument("path='/' cannot be removed", hint="name what is in it")
-        self._ask(Kind.REMOVE, path_payload(place), place)
+        self._ask(Kind.REMOVE, place)
 
     def upload_dir(self, host_dir: Path | str, path: str, *, max_bytes: int = 256 * MIB) -> int:
         """Copies regular files and directories of `host_dir` into `path`; the number of files. Links and
@@ -226,26 +230,81 @@ class Files:
                 if entry.type == "dir":
                     pending.append(name)
 
-    def _ask(self, kind: Kind, payload: bytes, path: str) -> _Reply:
+    def _is_directory(self, place: str) -> bool:
+        """Links followed."""
+        with self._opened(place, os.O_PATH) as fd:
+            return stat.S_ISDIR(os.fstat(fd).st_mode)
+
+    def _write(self, place: str, chunk: memoryview, append: bool, mode: int) -> None:
+        with translated("writing a file"):
+            content = os.memfd_create("dockyard", os.MFD_CLOEXEC)
+            try:
+                os.write(content, chunk)
+            except BaseException:
+                os.close(content)
+                raise
+        self._ask(Kind.WRITE, place, int(append), mode & 0o7777, fds=(content,))
+
+    @contextmanager
+    def _opened(self, place: str, flags: int) -> Generator[int]:
+        fd = self._ask(Kind.OPEN, place, flags)
+        if fd < 0:
+            raise SandboxError(f"{place}: the sandbox said that it had opened it, and handed nothing over")
+        try:
+            yield fd
+        except SandboxError:
+            raise
+        except OSError as error:
+            if is_shortage(error):
+                raise CapacityError(f"{place}: {error.strerror}", hint="raise `ulimit -n`") from error
+            raise _file_error(error.errno or errno.EIO, place) from error
+        finally:
+            os.close(fd)
+
+    def _ask(
+        self, kind: Kind, place: str, first: int = 0, second: int = 0, *, fds: tuple[int, ...] = ()
+    ) -> int:
+        """The descriptor that came with the answer, -1 for none."""
         self._host.begin()
         reply = _Reply(self._host)
-        if self._channel.open(reply, kind, payload) is None:
+        try:
+            with translated("asking for a file"):
+                sent = self._channel.open(
+                    self._channel.new_id(), reply, kind, first=first, second=second, path=place, fds=fds
+                )
+        except BaseException:
             reply.on_lost()
-        if not _settled(reply.future):
+            raise
+        if not sent:
+            reply.on_lost()
+        if (answer := _awaited(reply.future)) is None:
             raise self._host.gone() or SandboxGone("the sandbox is gone", reason="lost")
-        number = reply.future.result()
+        number, fd = answer
         if number:
-            raise _file_error(number, path)
-        return reply
+            _close(fd)
+            raise _file_error(Trouble.NOT_REGULAR if number == errno.ENXIO else number, place)
+        return fd
 
 
-def _settled(future: Future[int]) -> bool:
-    """Blocks until the reply is complete; False when the sandbox went away instead."""
+def _awaited(future: Future[tuple[int, int]]) -> tuple[int, int] | None:
+    """Blocks until the answer is there; None when the sandbox went away instead."""
     try:
-        future.result()
+        return future.result()
     except CancelledError:
-        return False
-    return True
+        return None
+    except BaseException:  # this thread is interrupted: nobody will take what comes
+        future.add_done_callback(_close_unwanted)
+        raise
+
+
+def _close_unwanted(future: Future[tuple[int, int]]) -> None:
+    if not future.cancelled():
+        _close(future.result()[1])
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
 
 
 def _absolute(path: str) -> str:

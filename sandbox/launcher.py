@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sandbox.errors import StartError
 from sandbox.substrates.base import LaunchPlan
-from sandbox.wire import WIRE_VERSION, FrameReader, Kind
+from sandbox.wire import FRAME_BYTES, WIRE_VERSION, Kind, decode
 
 HELLO_PATIENCE_S = 20.0
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
@@ -57,7 +57,7 @@ def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str, handed: Handed) -> 
     Raises StartError with the launcher's own words when it does not come up, and then leaves nothing running.
     """
     with ExitStack() as on_failure:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         on_failure.callback(ours.close)
         # Before anything is sent: the kernel adds the sender's pid only for one who has asked already.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -104,13 +104,13 @@ def _await_hello(control: socket.socket) -> int:
     """Init's pid on this host, vouched for by the kernel, which translates it between pid namespaces."""
     control.settimeout(HELLO_PATIENCE_S)
     size = socket.CMSG_SPACE(_CREDENTIALS.size)
-    data, ancillary, _, _ = control.recvmsg(16, size)
+    data, ancillary, _, _ = control.recvmsg(FRAME_BYTES + 1, size)
     control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
     control.settimeout(None)
-    hello = next(FrameReader().feed(data), None)
-    if hello is None or hello.kind != Kind.HELLO:
+    if not data:
         raise ValueError("its first process ended before it was ready")
-    if hello.payload != struct.pack("=I", WIRE_VERSION):
+    hello = decode(data, [])
+    if hello.kind != Kind.HELLO or hello.first != WIRE_VERSION:
         raise ValueError("dockyard-init is of another version; build it again")
     pid, _, _ = _CREDENTIALS.unpack(ancillary[0][2])
     if pid <= 0:

@@ -1,7 +1,6 @@
 """A command that runs: its output, its input, its deadline and its end."""
 
 import os
-import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,20 +8,14 @@ from typing import Protocol
 from protocol.clock import Clock
 from sandbox.cgroups import Counters
 from sandbox.channel import Channel
-from sandbox.errors import InvalidArgument, SandboxError, SandboxGone
+from sandbox.errors import InvalidArgument, SandboxError, SandboxGone, translated
 from sandbox.feed import Feed, Watchers
+from sandbox.feeding import Input
 from sandbox.output import OutputBuffer
+from sandbox.plumbing import Plumbing
 from sandbox.refusals import denials_since
 from sandbox.results import CommandResult, Denial, Reason
-from sandbox.wire import (
-    MAX_INPUT_BYTES,
-    Ending,
-    Frame,
-    Kind,
-    TerminalSize,
-    decode_exit,
-    resize_payload,
-)  # fmt: skip
+from sandbox.wire import Ending, Frame, Kind, TerminalSize, decode_exit, pack_size
 
 SIGKILL = 9
 # How long init may take to end a command's processes before the sandbox as a whole is ended. A fork bomb
@@ -69,7 +62,8 @@ class Host(Protocol):
 class Call:
     """What to run, checked. `stdin_stays_open`: more input may follow what is there."""
 
-    payload: bytes
+    words: bytes  # see `wire.exec_words`
+    terminal: TerminalSize | None
     stdin: bytes
     stdin_stays_open: bool
     watchers: Watchers
@@ -88,32 +82,62 @@ class RunningCommand:
         self._channel = channel
         self._host = host
         self._clock = clock
-        self._stdout = OutputBuffer(call.output_bytes)
-        self._stderr = OutputBuffer(call.output_bytes)
-        self._input = _Input(call.stdin, stays_open=call.stdin_stays_open)
+        self._outputs = (OutputBuffer(call.output_bytes), OutputBuffer(call.output_bytes))
+        self._room = call.output_total_bytes  # for more of it
+        self._input = Input(call.stdin, stays_open=call.stdin_stays_open, channel=channel)
         self._feed = Feed(call.watchers, self.kill) if call.watchers.any() else None
         self._verdict: Reason | None = None  # why we ended it, where we did
         self._before = host.counters()
         self._started_ns = clock.now_ns()
         self._deadline_ns, self._paused_before_ns = self._started_ns + call.timeout_ns, 0
-        self._id: int | None = None
+        self._plumbing: Plumbing | None = None
+        self._has_ended = False
+        self._id = channel.new_id()
 
     def start(self) -> "RunningCommand":
-        """Sends it off. Raises SandboxGone."""
+        """Sends it off. Raises SandboxGone, and CapacityError where the host is out of descriptors."""
         self._host.begin()
         self._paused_before_ns = self._host.paused_ns() or 0
-        self._id = self._channel.open(self, Kind.EXEC, self._call.payload)
-        if self._id is None:
-            self._host.finish()
-            if self._feed is not None:
-                self._feed.finish(lambda _: None)
+        try:
+            with translated("starting a command"):
+                sent = self._send_off()
+        except BaseException:
+            self._drop()
+            raise
+        if not sent:
+            self._drop()
             raise self._host.gone() or SandboxGone("the sandbox is gone", reason="lost")
         return self
+
+    def _send_off(self) -> bool:
+        """False when the sandbox is gone."""
+        size = self._call.terminal
+        self._plumbing = plumbing = Plumbing(
+            self._call.words,
+            terminal=size,
+            input=self._input,
+            channel=self._channel,
+            take=self._take_output,
+            ended=self._on_report,
+        )
+        second = 0 if size is None else pack_size(size)
+        handed = plumbing.hand_over()
+        return self._channel.open(
+            self._id, self, Kind.EXEC, first=plumbing.flags, second=second, fds=handed
+        )
+
+    def _drop(self) -> None:
+        """It has not been started."""
+        self._host.finish()
+        if self._plumbing is not None:
+            self._plumbing.close()
+        if self._feed is not None:
+            self._feed.finish(lambda _: None)
 
     @property
     def id(self) -> int:
         """Unique in its sandbox; what `commands.connect` finds it by while it runs."""
-        return self._id or 0
+        return self._id
 
     @property
     def is_running(self) -> bool:
@@ -124,20 +148,18 @@ class RunningCommand:
         """More input, for a command started with `stdin=None`. Does not block: what the program does not read
         yet is kept. Raises InvalidArgument after `close_stdin`; nothing happens to a command that has ended.
         """
-        piece = self._input.add(data.encode() if isinstance(data, str) else data)
-        self._host.touch()  # a paused sandbox may not have asked for it yet
-        self._send_input(self.id, piece)
+        self._input.add(data.encode() if isinstance(data, str) else data)
+        self._host.touch()
 
     def close_stdin(self) -> None:
         """The end of the input. Idempotent. A terminal's line ends by `send_stdin("\x04")` instead."""
-        piece = self._input.close()
+        self._input.close()
         self._host.touch()
-        self._send_input(self.id, piece)
 
     def resize(self, terminal: TerminalSize) -> None:
         """A new size for its terminal. Nothing happens to a command without one."""
-        if self._id is not None and self.is_running:
-            self._channel.send(self._id, Kind.RESIZE, resize_payload(terminal))
+        if self._plumbing is not None:
+            self._plumbing.resize(terminal)
 
     def wait(self, timeout_s: float | None = None) -> CommandResult:
         """Blocks until the command has ended. TimeoutError after `timeout_s` leaves it running."""
@@ -150,23 +172,14 @@ class RunningCommand:
         self._channel.wake()
 
     def on_frame(self, frame: Frame) -> bool:
-        """Channel thread: output, a wish for input, or the end."""
-        match frame.kind:
-            case Kind.STDOUT:
-                self._take_output(0, frame.payload)
-            case Kind.STDERR:
-                self._take_output(1, frame.payload)
-            case Kind.STDIN_WANT:
-                self._send_input(frame.id, self._input.want())
-            case Kind.EXIT:
-                self._finish(*decode_exit(frame.payload))
-                return True
-            case _:
-                pass
-        return False
+        """Channel thread: the end of a command whose minder could not report it, or had not even begun."""
+        if frame.kind == Kind.EXIT:
+            self._finish(*decode_exit(frame))
+        return self._has_ended
 
     def on_lost(self) -> None:
         """Channel thread: the sandbox is gone. A verdict that ended it (a timeout) still stands."""
+        self._collect()
         gone = self._host.gone()
         by_owner = gone is not None and gone.reason in ("killed", "expired", "idle")
         reason = self._verdict or ("killed" if by_owner else "lost")
@@ -185,19 +198,28 @@ class RunningCommand:
             self._give_grace()
             self._host.break_off()
 
-    def _send_input(self, id: int, piece: bytes | None) -> None:
-        if piece is not None:
-            self._channel.send(id, Kind.STDIN, piece)
+    def _on_report(self, frame: Frame) -> None:
+        self._finish(*decode_exit(frame))
+        self._channel.forget(self._id)
 
-    def _take_output(self, stream: int, data: bytes) -> None:
-        (self._stdout, self._stderr)[stream].add(data)
-        if self._feed is not None:
-            self._feed.add(stream, data)
-        if self._stdout.total_bytes + self._stderr.total_bytes > self._call.output_total_bytes:
+    def _take_output(self, stream: int, data: memoryview) -> None:
+        """What is beyond the limit counts for nothing: how much more came before the end is chance."""
+        piece = data[: self._room]
+        self._room -= len(piece)
+        self._outputs[stream].add(piece)
+        if self._feed is not None and piece:
+            self._feed.add(stream, bytes(piece))
+        if len(piece) < len(data):
             self._end("output_limit")
 
+    def _collect(self) -> None:
+        """All of its processes are dead; what they wrote is in the pipes."""
+        if self._plumbing is not None:
+            self._plumbing.drain()
+            self._plumbing.close()
+
     def _end(self, verdict: Reason) -> None:
-        if self._verdict is not None or self._id is None or self.future.done():
+        if self._verdict is not None or self.future.done():
             return
         self._host.touch()
         self._verdict = verdict
@@ -209,6 +231,10 @@ class RunningCommand:
         self._deadline_ns = self._clock.now_ns() + KILL_GRACE_NS
 
     def _finish(self, ending: int, value: int) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._collect()
         if ending == Ending.FAILED_CHDIR:
             self._fail(InvalidArgument(f"cwd: {os.strerror(value)}", hint="name a directory of the sandbox"))
         elif ending == Ending.FAILED_START:
@@ -216,11 +242,11 @@ class RunningCommand:
             self._fail(SandboxError(text, hint="raise pids or memory_mb, or end other commands"))
         elif ending == Ending.FAILED_EXEC:
             # As a shell has it: 127 for a program that is not there, 126 for one that cannot be run.
-            self._stderr.add(f"dockyard: cannot run the program: {os.strerror(value)}\n".encode())
+            self._outputs[1].add(f"dockyard: cannot run the program: {os.strerror(value)}\n".encode())
             self._resolve(self._result(127 if value == 2 else 126, "exit"))
         else:
             if ending == Ending.MINDER_DIED and self._verdict is None:
-                self._stderr.add(_MINDER_DIED_TEXT)
+                self._outputs[1].add(_MINDER_DIED_TEXT)
             self._resolve(self._judge(ending, value))
 
     def _judge(self, ending: int, value: int) -> CommandResult:
@@ -239,9 +265,9 @@ class RunningCommand:
         return CommandResult(
             exit_code=exit_code,
             reason=reason,
-            stdout_bytes=self._stdout.value(),
-            stderr_bytes=self._stderr.value(),
-            truncated=self._stdout.truncated or self._stderr.truncated,
+            stdout_bytes=self._outputs[0].value(),
+            stderr_bytes=self._outputs[1].value(),
+            truncated=any(each.truncated for each in self._outputs),
             duration_ms=(self._clock.now_ns() - self._started_ns) / 1e6,
             denials=self._denials(),
         )
@@ -254,8 +280,7 @@ class RunningCommand:
             denials.append(Denial("pids", count, f"the pids limit refused {count} fork(s)"))
         denials += denials_since(self._before.refused, now.refused)
         if self._verdict == "output_limit":
-            printed = self._stdout.total_bytes + self._stderr.total_bytes
-            detail = f"printed {printed} bytes, {self._call.output_total_bytes} are allowed"
+            detail = f"printed more than the {self._call.output_total_bytes} bytes that are allowed"
             denials.append(Denial("output", 1, detail))
         return tuple(denials)
 
@@ -281,41 +306,3 @@ class RunningCommand:
             self._feed.finish(settle)
         else:
             settle(None)
-
-
-class _Input:
-    """What is still to be fed. A piece goes out for each wish of init's; every method returns one, empty for
-    the end of the input, or None where there is nothing to send now. Thread-safe."""
-
-    def __init__(self, data: bytes, *, stays_open: bool) -> None:
-        self._lock = threading.Lock()  # guards what follows
-        self._rest = bytearray(data)
-        self._open = stays_open
-        self._wanted = False
-
-    def want(self) -> bytes | None:
-        with self._lock:
-            self._wanted = True
-            return self._next()
-
-    def add(self, data: bytes) -> bytes | None:
-        with self._lock:
-            if not self._open:
-                raise InvalidArgument(
-                    "stdin of this command is closed", hint="start it with stdin=None to send input later"
-                )
-            self._rest += data
-            return self._next()
-
-    def close(self) -> bytes | None:
-        with self._lock:
-            self._open = False
-            return self._next()
-
-    def _next(self) -> bytes | None:
-        if not self._wanted or (not self._rest and self._open):
-            return None
-        piece = bytes(self._rest[:MAX_INPUT_BYTES])
-        del self._rest[:MAX_INPUT_BYTES]
-        self._wanted = False
-        return piece

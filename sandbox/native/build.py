@@ -16,8 +16,8 @@ _FLAGS = ("-std=gnu11", "-static", "-O2", "-Wall", "-Wextra", "-Werror")
 
 
 def sources() -> tuple[Path, ...]:
-    """The C files and their header."""
-    return (*sorted(_HERE.glob("*.c")), _HERE / "dockyard.h")
+    """The C files and their headers."""
+    return tuple(sorted((*_HERE.glob("*.c"), *_HERE.glob("*.h"))))
 
 
 def is_current(binary: Path = INIT_BINARY) -> bool:

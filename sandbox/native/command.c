@@ -3,29 +3,34 @@
  * The minder is the "child subreaper" of everything that the program starts: a process that daemonises is
  * handed to the minder, not to init, so the minder knows all of the command's processes, however they try to
  * leave. The rule: when the program ends, or when it is told to, the minder kills every one that is left and
- * only then reports. Nothing outlives its command. */
-#define _GNU_SOURCE
+ * only then reports, to the host itself. Nothing outlives its command. */
 #include "dockyard.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include <sys/mman.h>
 
-bool exec_frame_is_sound(const struct frame *frame) {
-    struct exec_header header;
-    if (frame->length < sizeof header) return false;
-    memcpy(&header, frame->payload, sizeof header);
-    size_t num_strings = 0;
-    for (size_t i = sizeof header; i < frame->length; i++) num_strings += frame->payload[i] == 0;
-    return header.argc > 0 && frame->payload[frame->length - 1] == 0 &&
-           num_strings == 1 + (size_t)header.argc + header.envc;
+static void give_up(int report, enum ending ending) {
+    send_message(report, 0, EXIT, ending, (uint32_t)errno, -1);
+    _exit(127);
+}
+
+/* The command's end of a terminal, whose other end goes to the host. The sandbox's own devpts bounds how many
+ * there are. */
+static int open_terminal(uint32_t size, int report) {
+    struct winsize shown = {.ws_row = (uint16_t)size, .ws_col = (uint16_t)(size >> 16)};
+    int locked = 0, master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+    if (master < 0 || ioctl(master, TIOCSPTLCK, &locked) || ioctl(master, TIOCSWINSZ, &shown)) return -1;
+    int slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (slave >= 0) send_message(report, 0, TERMINAL, 0, 0, master);
+    return slave;
+}
+
+static bool take_streams(const struct message *call, const struct exec *exec) {
+    int in = exec->in, out = exec->out, err = exec->err;
+    if (call->first & EXEC_TERMINAL) in = out = err = open_terminal(call->second, exec->report);
+    else if (!(call->first & EXEC_STDIN)) in = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) return false;
+    return !(call->first & EXEC_TERMINAL) || !ioctl(0, TIOCSCTTY, 0);
 }
 
 static char **take_strings(char **cursor, uint32_t count) {
@@ -37,38 +42,24 @@ static char **take_strings(char **cursor, uint32_t count) {
     return strings;
 }
 
-static void report(int status, uint32_t ending, int value) {
-    struct status message = {ending, (uint32_t)value};
-    ssize_t written = write(status, &message, sizeof message);
-    (void)written; /* init is gone: so are we */
-}
-
-static void become_program(const struct frame *exec, int in, int out, int err, int status, const struct limits *limits) {
-    struct exec_header header;
-    memcpy(&header, exec->payload, sizeof header);
-    char *cursor = exec->payload + sizeof header, *cwd = cursor;
-    cursor += strlen(cwd) + 1;
-    char **argv = take_strings(&cursor, header.argc), **environment = take_strings(&cursor, header.envc);
+static void become_program(const struct message *call, const struct exec *exec, const struct limits *limits) {
+    struct stat info;
     sigset_t none;
     sigemptyset(&none);
     setsid();
-    if (limits->data_bytes)
-        setrlimit(RLIMIT_DATA, &(struct rlimit){limits->data_bytes, limits->data_bytes});
-    if (!argv || !environment || dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) {
-        report(status, FAILED_START, errno);
-        _exit(127);
-    }
-    if (header.flags & EXEC_TERMINAL) ioctl(0, TIOCSCTTY, 0);
-    if (chdir(cwd)) {
-        report(status, FAILED_CHDIR, errno);
-        _exit(127);
-    }
+    if (limits->data_bytes) setrlimit(RLIMIT_DATA, &(struct rlimit){limits->data_bytes, limits->data_bytes});
+    if (!take_streams(call, exec) || fstat(exec->words, &info)) give_up(exec->report, FAILED_START);
+    uint32_t *words = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, exec->words, 0);
+    if (words == MAP_FAILED) give_up(exec->report, FAILED_START);
+    char *cwd = (char *)(words + 2), *cursor = cwd + strlen(cwd) + 1;
+    char **argv = take_strings(&cursor, words[0]);
+    environ = take_strings(&cursor, words[1]);
+    if (!argv || !environ) give_up(exec->report, FAILED_START);
+    if (chdir(cwd)) give_up(exec->report, FAILED_CHDIR);
     for (int number = 1; number < NSIG; number++) signal(number, SIG_DFL); /* an owner in the background ignores some */
     sigprocmask(SIG_SETMASK, &none, NULL);
-    environ = environment;
     execvp(argv[0], argv);
-    report(status, FAILED_EXEC, errno);
-    _exit(127);
+    give_up(exec->report, FAILED_EXEC);
 }
 
 /* The program's wait status; that of a killed one when init says (SIGTERM) that it is to end. */
@@ -77,25 +68,29 @@ static int wait_for_program(pid_t program) {
     sigemptyset(&awaited);
     sigaddset(&awaited, SIGCHLD);
     sigaddset(&awaited, SIGTERM);
-    for (int wait_status;;) {
-        for (pid_t ended; (ended = waitpid(-1, &wait_status, WNOHANG)) > 0;)
-            if (ended == program) return wait_status;
+    for (int status;;) {
+        for (pid_t ended; (ended = waitpid(-1, &status, WNOHANG)) > 0;)
+            if (ended == program) return status;
         if (sigwaitinfo(&awaited, NULL) == SIGTERM) return SIGKILL;
     }
 }
 
-void run_minder(const struct frame *exec, int in, int out, int err, int status, const struct limits *limits) {
+/* Without a child there is no descendant: all orphans are the minder's. Most commands end so. */
+static bool has_children(void) {
+    pid_t ended;
+    while ((ended = waitpid(-1, NULL, WNOHANG | __WALL)) > 0) {}
+    return ended == 0;
+}
+
+void run_minder(const struct message *call, const struct exec *exec, const struct limits *limits) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     pid_t program = fork();
-    if (program == 0) become_program(exec, in, out, err, status, limits);
-    if (program < 0) {
-        report(status, FAILED_START, errno);
-        _exit(0);
-    }
-    close(in), close(out), close(err);
-    int wait_status = wait_for_program(program);
-    if (!kill_descendants(getpid(), NULL, 0)) _exit(1); /* init sees a minder without a report, and acts */
-    if (WIFSIGNALED(wait_status)) report(status, ENDED_SIGNAL, WTERMSIG(wait_status));
-    else report(status, ENDED_EXIT, WEXITSTATUS(wait_status));
+    if (program == 0) become_program(call, exec, limits);
+    if (program < 0) give_up(exec->report, FAILED_START);
+    close(exec->words), close(exec->out), close(exec->err), close(exec->in);
+    int status = wait_for_program(program);
+    if (has_children() && !kill_descendants(getpid(), NULL, 0)) _exit(1);
+    if (WIFSIGNALED(status)) send_message(exec->report, 0, EXIT, ENDED_SIGNAL, (uint32_t)WTERMSIG(status), -1);
+    else send_message(exec->report, 0, EXIT, ENDED_EXIT, (uint32_t)WEXITSTATUS(status), -1);
     _exit(0);
 }

@@ -12,7 +12,7 @@
 #include <search.h>
 #undef ENTRY
 
-#include "dockyard.h"
+#include "launch.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,100 +1,87 @@
-/* dockyard-init: the one native program of a sandbox. Two modes, see main.c.
+/* dockyard-init, the one native program of a sandbox: what its inside mode is made of (launch.h: the other mode).
  *
- * Wire (host end: sandbox/wire.py). A frame is a header of three native u32 (payload length, id, kind) and
- * the payload. Ids are chosen by the host; replies carry the id of their request. Integers are native order:
- * both ends run on one machine. */
+ * Wire (host end: sandbox/wire.py). Every message is one packet of a SEQPACKET socket: struct message, with a path
+ * where there is one, and descriptors. Ids are chosen by the host; replies carry the id of their request. Integers
+ * are native order: both ends run on one machine. */
 #ifndef DOCKYARD_H
 #define DOCKYARD_H
+#define _GNU_SOURCE
 
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-enum { WIRE_VERSION = 2, MAX_PAYLOAD = (1 << 20) + 8192, CHUNK = 1 << 16, MAX_COMMANDS = 64 };
+enum { WIRE_VERSION = 3, MAX_COMMANDS = 64, MAX_FDS = 5 };
 
-enum frame_kind {
+enum kind {
     /* host to init */
-    EXEC = 1,   /* struct exec_header; then NUL-ended cwd, argv, environment */
-    STDIN = 2,  /* bytes; none = end of input. Only in answer to STDIN_WANT */
-    KILL = 3,   /* end a command and all its descendants */
-    READ = 4,   /* u64 offset, u32 count; path. DATA, DONE */
-    WRITE = 5,  /* u32 flags, u32 mode; path, NUL, bytes. DONE */
-    LIST = 6,   /* path. ENTRY..., DONE */
-    STAT = 7,   /* path. ENTRY, DONE */
-    MKDIR = 8,  /* path, parents too. DONE */
-    REMOVE = 9, /* path, whole trees too. DONE */
-    RESIZE = 10, /* u16 rows, u16 columns: of a command's terminal */
+    EXEC = 1,   /* first: enum exec_flag, second: u16 rows, u16 columns. Descriptors: struct exec */
+    KILL = 2,   /* end a command and all its descendants */
+    OPEN = 3,   /* first: flags of open(2); path. DONE, with a descriptor */
+    WRITE = 4,  /* first: append or not, second: mode; path, descriptor of the content. DONE */
+    MKDIR = 5,  /* path. DONE */
+    REMOVE = 6, /* path, whole trees too. DONE */
     /* init to host */
-    HELLO = 64, /* u32 wire version */
-    STDOUT = 65,
-    STDERR = 66,
-    STDIN_WANT = 67,
-    EXIT = 68,  /* u32 enum ending, u32 value */
-    DATA = 69,
-    ENTRY = 70, /* struct entry, name, NUL, link target */
-    DONE = 71,  /* u32 errno, 0 = success; above 1000 an enum trouble */
+    HELLO = 64,    /* first: WIRE_VERSION */
+    DONE = 65,     /* first: errno, 0 = success; above 1000 an enum trouble */
+    EXIT = 66,     /* first: enum ending, second: value. By the report; by the control socket where nobody reports */
+    TERMINAL = 67, /* by the report: descriptor of the terminal's other end */
 };
 
 enum exec_flag { EXEC_STDIN = 1, EXEC_TERMINAL = 2 };
-enum write_flag { WRITE_TRUNCATE = 1, WRITE_PARENTS = 2 };
 enum ending { ENDED_EXIT = 0, ENDED_SIGNAL = 1, FAILED_CHDIR = 2, FAILED_EXEC = 3, FAILED_START = 4, MINDER_DIED = 5 };
-enum trouble { NOT_REGULAR = 1001, TOO_DEEP = 1002, BAD_FRAME = 1003 };
+enum trouble { NOT_REGULAR = 1001, TOO_DEEP = 1002, BAD_MESSAGE = 1003 };
 
-struct frame {
-    uint32_t length, id, kind;
-    char *payload;
+struct message {
+    uint32_t id, kind, first, second;
+    char path[4096];
 };
 
-struct status {
-    uint32_t ending, value;
+/* Descriptors of an EXEC, in the order of the wire. With a terminal the last three are not there, without input
+ * the last is not. `words` is a file: u32 number of arguments, u32 of the environment; NUL-ended cwd, both. */
+struct exec {
+    int words, report, out, err, in;
 };
 
-struct exec_header {
-    uint32_t flags, argc, envc;
-    uint32_t size; /* of the terminal: u16 rows, u16 columns */
-};
-
-/* wire.c */
-void send_frame(int socket, uint32_t id, uint32_t kind, const void *data, size_t length);
-void send_done(int socket, uint32_t id, uint32_t error);
-
-/* processes.c: both walk /proc and work on any number of descendants, forking ones included */
-bool kill_descendants(pid_t root, const pid_t *spared, size_t num_spared);
-
-/* command.c */
 struct limits {
     uint64_t processes, data_bytes; /* 0 = none */
 };
-void run_minder(const struct frame *exec, int in, int out, int err, int status, const struct limits *limits);
-bool exec_frame_is_sound(const struct frame *frame);
 
-/* terminal.c */
-bool open_terminal(uint32_t size, int *master, int *slave);
-void resize_terminal(int master, uint32_t size);
+/* wire.c. The socket's end is the caller's end; `fd` travels along, -1 = none */
+void send_message(int socket, uint32_t id, enum kind kind, uint32_t first, uint32_t second, int fd);
+/* False when there is none now. What of `fds` is not used is -1 */
+bool receive_message(int socket, struct message *message, int fds[MAX_FDS]);
 
-/* files.c */
-void serve_file(int socket, const struct frame *frame);
+/* processes.c: works on any number of descendants, forking ones included. False when some may be left */
+bool kill_descendants(pid_t root, const pid_t *spared, size_t num_spared);
+
+/* command.c */
+void run_minder(const struct message *call, const struct exec *exec, const struct limits *limits);
+
+/* files.c: 0, an errno or an enum trouble; `*opened` gets the descriptor that an OPEN asks for */
+uint32_t serve_file(const struct message *call, int content, int *opened);
 
 /* landlock.c: writes beneath these places, and to devices, and nowhere else; for good. Ends the process with a
  * message when it cannot */
 void restrict_writes(char **places, int count);
 
-/* namespaces.c, for launch: each ends the process with a message when it cannot */
+/* failing.c: each ends the process with a message, `write_text` when it cannot */
 void fail(const char *format, ...);
 void write_text(const char *path, const char *text);
-void start_loopback(void);
-void lower_limits(void);
-void lower_counts(void);
-void drop_to(uid_t uid);
-void make_user_namespace(const char *place, uid_t owner, uid_t num_ids);
 
-/* copy.c, for launch and by itself */
-void copy_layer(int from, int to, uint32_t first_from, uint32_t first_to, uint64_t limit);
-
-/* the modes */
-int launch(int argc, char **argv);
-int copy_between(int argc, char **argv);
 int run_init(int argc, char **argv);
 
 #endif

@@ -3,15 +3,9 @@
  * processes of one machine do. Nothing takes a restriction back.
  *
  * Source: Documentation/userspace-api/landlock.rst of Linux, by ABI version. */
-#define _GNU_SOURCE
 #include "dockyard.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <string.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 enum { SYS_CREATE_RULESET = 444, SYS_ADD_RULE = 445, SYS_RESTRICT_SELF = 446 };
 enum { VERSION_QUERY = 1, RULE_PATH_BENEATH = 1 };

@@ -14,7 +14,7 @@
  * Sources are opened before /tmp is covered, because they may lie in it, and after the namespace is made,
  * because a mount of another namespace cannot be mounted from. */
 #define _GNU_SOURCE
-#include "dockyard.h"
+#include "launch.h"
 
 #include <errno.h>
 #include <fcntl.h>

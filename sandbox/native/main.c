@@ -1,10 +1,7 @@
 /* dockyard-init launch ... -- PROGRAM ARGS   joins cgroups, mounts the sandbox root, becomes PROGRAM
  * dockyard-init init CONTROL_FD ID ...       pid 1 of a sandbox
  * dockyard-init copy FROM TO IDS IDS LIMIT   copies a writable layer */
-#include "dockyard.h"
-
-#include <stdio.h>
-#include <string.h>
+#include "launch.h"
 
 int main(int argc, char **argv) {
     if (argc >= 2 && !strcmp(argv[1], "launch")) return launch(argc - 2, argv + 2);

@@ -1,14 +1,13 @@
 /* What launch makes besides mounts: a network that ends at the loopback, limits on what is queued, and a user
  * namespace that the sandbox's own uid pays for. Each ends the process with a message when it cannot. */
 #define _GNU_SOURCE
-#include "dockyard.h"
+#include "launch.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
 #include <net/if.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,23 +21,6 @@
 #define BUFFER_SIZES "4096 16384 65536" /* least, first, most; bytes of one direction of a TCP connection */
 
 enum { MAX_SIGNALS = 4096, MAX_QUEUE_BYTES = 819200 }; /* queued at one time: signals, messages */
-
-void fail(const char *format, ...) {
-    int reason = errno;
-    va_list arguments;
-    va_start(arguments, format);
-    fprintf(stderr, "dockyard-init: ");
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, ": %s\n", strerror(reason));
-    va_end(arguments);
-    exit(125);
-}
-
-void write_text(const char *path, const char *text) {
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0 || write(fd, text, strlen(text)) < 0) fail("write '%s' to %s", text, path);
-    close(fd);
-}
 
 /* A read-only /proc/sys, as in a container, leaves the host's values. */
 static void write_setting(const char *path, const char *value) {

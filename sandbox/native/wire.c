@@ -1,43 +1,39 @@
 #include "dockyard.h"
 
-#include <errno.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
-/* Blocks until the host has taken all. While it blocks, commands fill their pipes and wait: that is the
- * back-pressure. The host's reader never waits for anything but this socket, so there is no deadlock. */
-static void send_all(int socket, struct iovec *parts, int count) {
-    while (count > 0) {
-        struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
-        ssize_t sent = sendmsg(socket, &message, MSG_NOSIGNAL);
-        if (sent < 0) {
-            if (errno == EINTR) continue;
-            if (errno == EAGAIN) {
-                struct pollfd writable = {.fd = socket, .events = POLLOUT};
-                poll(&writable, 1, -1);
-                continue;
-            }
-            _exit(0); /* the owner is gone, and with pid 1 the sandbox goes */
-        }
-        while (count > 0 && (size_t)sent >= parts->iov_len) {
-            sent -= (ssize_t)parts->iov_len;
-            parts++, count--;
-        }
-        if (count > 0) {
-            parts->iov_base = (char *)parts->iov_base + sent;
-            parts->iov_len -= (size_t)sent;
-        }
+union descriptors {
+    char bytes[CMSG_SPACE(MAX_FDS * sizeof(int))];
+    struct cmsghdr header;
+};
+
+/* Blocks while the host's end is full: it only ever waits for more of these. */
+void send_message(int socket, uint32_t id, enum kind kind, uint32_t first, uint32_t second, int fd) {
+    uint32_t words[4] = {id, kind, first, second};
+    struct iovec part = {words, sizeof words};
+    union descriptors sent = {.header = {CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS}};
+    struct msghdr packet = {.msg_iov = &part, .msg_iovlen = 1};
+    if (fd >= 0) {
+        memcpy(CMSG_DATA(&sent.header), &fd, sizeof fd);
+        packet.msg_control = sent.bytes;
+        packet.msg_controllen = CMSG_SPACE(sizeof fd);
     }
+    while (sendmsg(socket, &packet, MSG_NOSIGNAL) < 0)
+        if (errno != EINTR) _exit(0);
 }
 
-void send_frame(int socket, uint32_t id, uint32_t kind, const void *data, size_t length) {
-    uint32_t header[3] = {(uint32_t)length, id, kind};
-    struct iovec parts[2] = {{header, sizeof header}, {(void *)data, length}};
-    send_all(socket, parts, length ? 2 : 1);
-}
-
-void send_done(int socket, uint32_t id, uint32_t error) {
-    send_frame(socket, id, DONE, &error, sizeof error);
+bool receive_message(int socket, struct message *message, int fds[MAX_FDS]) {
+    union descriptors received;
+    struct iovec part = {message, sizeof *message - 1};
+    struct msghdr packet = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = received.bytes,
+                            .msg_controllen = sizeof received.bytes};
+    memset(fds, -1, MAX_FDS * sizeof *fds);
+    ssize_t length = recvmsg(socket, &packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (length < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+    if (length < (ssize_t)offsetof(struct message, path)) _exit(0);
+    ((char *)message)[length] = 0;
+    struct cmsghdr *header = CMSG_FIRSTHDR(&packet);
+    if (header && header->cmsg_type == SCM_RIGHTS) memcpy(fds, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
+    return true;
 }

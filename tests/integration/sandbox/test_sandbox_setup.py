@@ -56,6 +56,16 @@ def test_the_native_program_is_static_and_built_once(toolkit: Path):
     assert read_dynamic(INIT_BINARY) is None
 
 
+def test_what_runs_inside_stays_small_enough_to_read():
+    """Whatever the mode `init` is made of, the header and what it shares with the launcher counted."""
+    inside = ("main", "init", "command", "files", "processes", "landlock", "wire", "failing")
+    others = ("launch", "namespaces", "copy")
+    native = INIT_BINARY.parent
+    assert {path.stem for path in native.glob("*.c")} == {*inside, *others}, "say which mode a new file is of"
+    files = (native / "dockyard.h", *(native / f"{name}.c" for name in inside))
+    assert sum(len(path.read_text().splitlines()) for path in files) < 600
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

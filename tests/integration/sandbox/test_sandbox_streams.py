@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from sandbox import AsyncSandbox, TerminalSize
+from sandbox import AsyncSandbox, Policy, TerminalSize
 from sandbox.errors import InvalidArgument
 
 
@@ -121,3 +121,41 @@ def test_watchers_of_asyncio_run_in_its_loop(state_dir, toolkit):
             assert (await command.wait()).stdout == "a"
 
     asyncio.run(scene())
+
+
+def test_what_a_watcher_of_asyncio_raises_ends_the_command(state_dir, toolkit):
+    def refuse(text):
+        raise RuntimeError(f"no more of {text!r}")
+
+    async def scene():
+        async with await AsyncSandbox.create(state_dir=state_dir, toolkit=toolkit) as box:
+            with pytest.raises(RuntimeError, match="no more of 'x"):
+                await box.commands.run("echo x; sleep 60", on_stdout=refuse)
+            session = await box.sessions.create()
+            with pytest.raises(RuntimeError, match="no more of 'y"):
+                await session.run("echo y >&2; sleep 60", on_stderr=refuse)
+            command = await box.commands.start("echo z", on_stdout=refuse)  # which ends by itself
+            with pytest.raises(RuntimeError, match="no more of 'z"):
+                await command.wait()
+            assert box.commands.list() == ()
+
+    asyncio.run(scene())
+
+
+def test_a_total_of_output_is_exact_however_many_print(create, substrate):
+    """Beside others that print as fast as they can, to slow watchers: never a byte more, never one less."""
+    box = create(substrate=substrate, policy=Policy(output_bytes=1 << 20, output_total_bytes=1 << 20))
+    limit, seen = 1 << 20, [[] for _ in range(6)]
+    commands = [
+        box.commands.start(["head", "-c", str(limit + number % 2), "/dev/zero"], on_stdout=each.append)
+        for number, each in enumerate(seen)
+    ]
+    endless = box.commands.start("yes & yes >&2")
+    for number, command in enumerate(commands):
+        result = command.wait()
+        assert result.reason == ("exit" if number % 2 == 0 else "output_limit")
+        assert sum(map(len, seen[number])) == len(result.stdout_bytes) == limit
+    result = endless.wait()
+    assert result.reason == "output_limit"
+    assert len(result.stdout_bytes) + len(result.stderr_bytes) == limit
+    assert [denial.limit for denial in result.denials] == ["output"]

@@ -1,5 +1,7 @@
 """However a sandbox misbehaves on its socket, all who wait for it are told, and its owner is released."""
 
+import array
+import os
 import socket
 import struct
 import threading
@@ -14,18 +16,18 @@ from protocol.clock import SystemClock
 from sandbox.cgroups import Counters
 from sandbox.channel import Channel
 from sandbox.commands import Commands
-from sandbox.errors import SandboxError, SandboxGone
+from sandbox.errors import FileMissing, SandboxError, SandboxGone
 from sandbox.files import Files
 from sandbox.policy import Policy
 from sandbox.running import RunningCommand
-from sandbox.wire import Frame, Kind, encode
+from sandbox.wire import FRAME_BYTES, Ending, Frame, Kind, TerminalSize, encode
 
-PAYLOADS = st.one_of(
-    st.binary(max_size=40),
-    st.builds(struct.Struct("=I").pack, st.integers(0, 2**32 - 1)),
-    st.builds(struct.Struct("=II").pack, st.integers(0, 6), st.integers(0, 2**32 - 1)),
+NUMBERS = st.one_of(st.integers(0, 7), st.integers(0, 2**32 - 1))
+KINDS = st.sampled_from([*Kind, 0, 2**31])
+PACKETS = st.one_of(
+    st.builds(struct.Struct("=IIII").pack, st.integers(0, 4), KINDS, NUMBERS, NUMBERS),
+    st.binary(min_size=1, max_size=40),
 )
-FRAMES = st.builds(Frame, id=st.integers(0, 4), kind=st.sampled_from(list(Kind)), payload=PAYLOADS)
 
 
 @dataclass
@@ -76,15 +78,22 @@ class Owner:
 
 @dataclass
 class Harness:
-    """A channel with its owner, the sandbox's end of the socket, and one command under way."""
+    """A channel with its owner, the sandbox's end of the socket, and one command under way: its report, and
+    the program's ends of its output and error output."""
 
     owner: Owner
     theirs: socket.socket
     channel: Channel
     command: RunningCommand
+    report: socket.socket
+    output: int
+    errors: int
 
     def end(self) -> None:
         """What the sandbox's death does; returns when the channel's thread has ended."""
+        for fd in (self.output, self.errors):
+            os.close(fd)
+        self.report.close()
         self.theirs.close()
         self.channel._thread.join()
 
@@ -93,13 +102,24 @@ def count_fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def connect() -> Harness:
-    ours, theirs = socket.socketpair()
+def take(theirs: socket.socket) -> tuple[bytes, list[int]]:
+    """The next message to init."""
+    data, fds, _, _ = socket.recv_fds(theirs, 8192, 5)
+    return data, list(fds)
+
+
+def connect(watchers: dict[str, object] | None = None) -> Harness:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     owner, clock = Owner(), SystemClock()
     channel = Channel(ours, clock, name="sbx-test")
     channel.start(owner, owner.release)
     commands = Commands(channel, owner, clock, policy=Policy(), shell="/bin/sh", base_env={})
-    return Harness(owner, theirs, channel, commands.start("true", stdin=None))
+    command = commands.start("true", stdin=None, **(watchers or {}))  # pyright: ignore[reportArgumentType]
+    data, (words, report, output, errors, input) = take(theirs)
+    assert data == encode(1, Kind.EXEC, 1)
+    os.close(words)
+    os.close(input)
+    return Harness(owner, theirs, channel, command, socket.socket(fileno=report), output, errors)
 
 
 def ask(harness: Harness) -> tuple[threading.Thread, list[object]]:
@@ -117,13 +137,22 @@ def ask(harness: Harness) -> tuple[threading.Thread, list[object]]:
     return thread, answers
 
 
+def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    try:
+        sock.sendmsg([packet], rights)
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the owner has had enough
+
+
 @settings(deadline=None)
-@given(st.lists(FRAMES, max_size=8), st.binary(max_size=30))
-def test_hostile_frames_leave_nobody_waiting(frames: list[Frame], rest: bytes):
+@given(st.lists(st.tuples(st.booleans(), PACKETS, st.integers(0, 2)), max_size=8))
+def test_hostile_messages_leave_nobody_waiting_and_no_descriptor(packets: list[tuple[bool, bytes, int]]):
+    before = count_fds()
     harness = connect()
     thread, answers = ask(harness)
-    stream = b"".join(encode(frame.id, Kind(frame.kind), frame.payload) for frame in frames) + rest
-    harness.theirs.sendall(stream)
+    for to_report, packet, num_fds in packets:
+        send(harness.report if to_report else harness.theirs, packet, (0,) * num_fds)
     harness.end()
     thread.join(10)
     assert len(answers) == 1
@@ -131,52 +160,102 @@ def test_hostile_frames_leave_nobody_waiting(frames: list[Frame], rest: bytes):
     assert harness.owner.lost
     assert harness.owner.released
     assert harness.owner.num_open == 0
+    assert count_fds() == before
 
 
-@pytest.mark.parametrize(
-    ("kind", "payload"),
-    [
-        (Kind.EXIT, b""),
-        (Kind.EXIT, b"\0" * 9),
-        (Kind.EXIT, struct.pack("=II", 99, 0)),
-        (Kind.EXIT, struct.pack("=II", 2, 2**31)),
-    ],
-)
-def test_an_exit_that_breaks_the_protocol_is_the_end(kind: Kind, payload: bytes):
+@pytest.mark.parametrize(("ending", "value"), [(99, 0), (2, 2**31)])
+@pytest.mark.parametrize("by_report", [True, False])
+def test_an_exit_that_breaks_the_protocol_is_the_end(ending: int, value: int, by_report: bool):
     harness = connect()
-    harness.theirs.sendall(encode(1, kind, payload))
+    packet = struct.pack("=IIII", 1, Kind.EXIT, ending, value)
+    send(harness.report if by_report else harness.theirs, packet)
     harness.channel._thread.join(10)  # the sandbox's end of the socket is still open
     assert harness.owner.released
     assert harness.command.wait(0).reason == "lost"
     harness.end()
 
 
-@pytest.mark.parametrize(
-    ("kind", "payload"),
-    [(Kind.ENTRY, b"xx"), (Kind.DONE, b""), (Kind.DONE, b"\xff" * 4), (Kind.DONE, b"\xff" * 40)],
-)
-def test_a_reply_that_breaks_the_protocol_is_the_end(kind: Kind, payload: bytes):
+@pytest.mark.parametrize("packet", [b"xx", struct.pack("=IIII", 2, Kind.DONE, 2**32 - 1, 0)])
+def test_a_reply_that_breaks_the_protocol_is_the_end(packet: bytes):
     harness = connect()
     thread, answers = ask(harness)
-    received = b""
-    while b"/a\0" not in received:  # it is under way, as number 2
-        received += harness.theirs.recv(4096)
-    harness.theirs.sendall(encode(2, kind, payload))
+    assert take(harness.theirs)[0].endswith(b"/a")  # it is under way, as number 2
+    send(harness.theirs, packet)
     thread.join(10)
     assert [type(answer) for answer in answers] == [SandboxGone]
     harness.end()
     assert harness.owner.released
 
 
-def test_a_stat_without_an_entry_names_what_is_wrong():
+def test_an_open_that_hands_nothing_over_names_what_is_wrong():
     harness = connect()
     thread, answers = ask(harness)
-    received = b""
-    while b"/a\0" not in received:
-        received += harness.theirs.recv(4096)
-    harness.theirs.sendall(encode(2, Kind.DONE, struct.pack("=I", 0)))
+    take(harness.theirs)
+    send(harness.theirs, encode(2, Kind.DONE))
     thread.join(10)
-    assert "0 entries" in str(answers[0])
+    assert "handed nothing over" in str(answers[0])
+    harness.end()
+
+
+def test_a_file_that_comes_with_another_answer_is_closed():
+    harness = connect()
+    before = count_fds()
+    send(harness.theirs, encode(0, Kind.DONE), (0,))
+    send(harness.theirs, encode(77, Kind.DONE), (0,))
+    thread, answers = ask(harness)
+    take(harness.theirs)
+    send(harness.theirs, encode(2, Kind.DONE, 2), (0,))
+    thread.join(10)
+    assert [type(answer) for answer in answers] == [FileMissing]
+    assert count_fds() == before
+    harness.end()
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/proc/self/fd/0", "/etc/passwd"])
+def test_a_terminal_that_is_none_is_the_end(path: str):
+    harness = connect()
+    command = Commands(
+        harness.channel, harness.owner, SystemClock(), policy=Policy(), shell="/bin/sh", base_env={}
+    ).start("true", terminal=TerminalSize())
+    _, (words, report) = take(harness.theirs)
+    with socket.socket(fileno=report) as theirs, Path(path).open("rb") as file:
+        send(theirs, encode(0, Kind.TERMINAL), (file.fileno(),))
+        harness.channel._thread.join(10)
+    assert command.wait(0).reason == "lost"
+    os.close(words)
+    harness.end()
+
+
+def test_what_was_printed_before_the_end_is_there():
+    harness = connect()
+    os.write(harness.output, b"x" * 100_000)
+    os.write(harness.errors, b"y")
+    send(harness.report, encode(0, Kind.EXIT, Ending.EXIT, 3))
+    result = harness.command.wait(10)  # although others hold the pipes open
+    assert (result.exit_code, len(result.stdout_bytes), result.stderr_bytes) == (3, 100_000, b"y")
+    harness.end()
+
+
+def test_a_minder_that_is_gone_leaves_its_report_to_init():
+    harness = connect()
+    harness.report.close()
+    os.write(harness.output, b"x")
+    send(harness.theirs, encode(1, Kind.EXIT, Ending.MINDER_DIED))
+    result = harness.command.wait(10)
+    assert (result.reason, result.exit_code, result.stdout_bytes) == ("signal", 137, b"x")
+    harness.end()
+
+
+def test_output_beyond_the_limit_counts_for_nothing():
+    harness = connect()
+    limit = Policy().output_total_bytes
+    while harness.command._room > 0:
+        os.write(harness.output, b"x" * min(1 << 16, harness.command._room + 10))
+    assert take(harness.theirs)[0][:FRAME_BYTES] == encode(1, Kind.KILL)
+    send(harness.report, encode(0, Kind.EXIT, Ending.EXIT))
+    result = harness.command.wait(10)
+    assert result.reason == "output_limit"
+    assert harness.command._outputs[0].total_bytes == limit
     harness.end()
 
 
@@ -199,7 +278,7 @@ def test_without_a_thread_the_channel_holds_no_descriptor(monkeypatch: pytest.Mo
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    ours, theirs = socket.socketpair()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     before = count_fds()
     channel = Channel(ours, SystemClock(), name="sbx-test")
     monkeypatch.setattr(threading.Thread, "start", refuse)
@@ -211,8 +290,7 @@ def test_without_a_thread_the_channel_holds_no_descriptor(monkeypatch: pytest.Mo
     theirs.close()
 
 
-def test_input_wakes_a_sandbox_that_has_not_asked_for_it_yet():
-    """A paused one could not ask any more."""
+def test_input_wakes_a_sandbox_that_is_paused():
     harness = connect()
     harness.command.send_stdin("x")
     harness.command.close_stdin()

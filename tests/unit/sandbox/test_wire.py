@@ -1,4 +1,4 @@
-"""Frames survive being cut anywhere."""
+"""Messages are whole packets; what no honest init sends is refused."""
 
 import struct
 
@@ -8,67 +8,58 @@ from hypothesis import strategies as st
 
 from sandbox.errors import InvalidArgument
 from sandbox.wire import (
-    MAX_PAYLOAD_BYTES,
+    FRAME_BYTES,
+    Ending,
     Frame,
-    FrameReader,
     Kind,
+    TerminalSize,
+    decode,
     decode_done,
-    decode_entry,
+    decode_exit,
     encode,
-    exec_payload,
-    write_payload,
+    exec_words,
+    pack_size,
 )
 
-FRAMES = st.lists(
-    st.builds(
-        Frame,
-        id=st.integers(min_value=0, max_value=2**32 - 1),
-        kind=st.sampled_from(list(Kind)),
-        payload=st.binary(max_size=40),
-    ),
-    max_size=8,
-)
+WORDS = st.integers(min_value=0, max_value=2**32 - 1)
 
 
-@given(FRAMES, st.lists(st.integers(min_value=1, max_value=30)))
-def test_frames_come_out_as_they_went_in(frames: list[Frame], cuts: list[int]):
-    stream = b"".join(encode(frame.id, Kind(frame.kind), frame.payload) for frame in frames)
-    reader, received = FrameReader(), list[Frame]()
-    for cut in cuts:
-        received += reader.feed(stream[:cut])
-        stream = stream[cut:]
-    received += reader.feed(stream)
-    assert received == frames
+@given(WORDS, st.sampled_from(list(Kind)), WORDS, WORDS)
+def test_messages_come_out_as_they_went_in(id: int, kind: Kind, first: int, second: int):
+    assert decode(encode(id, kind, first, second), []) == Frame(id, kind, first, second)
 
 
-def test_a_length_beyond_the_limit_is_refused():
-    with pytest.raises(ValueError, match=str(MAX_PAYLOAD_BYTES + 1)):
-        list(FrameReader().feed(struct.pack("=III", MAX_PAYLOAD_BYTES + 1, 1, Kind.STDOUT)))
+def test_a_path_follows_the_words():
+    assert encode(1, Kind.OPEN, 2, 3, "/ü\udcff")[FRAME_BYTES:] == "/ü".encode() + b"\xff"
 
 
-def test_exec_payload_holds_cwd_arguments_and_environment():
-    payload = exec_payload(["a", "b c"], "/w", {"X": "1"}, with_input=True)
-    assert payload == struct.pack("=IIII", 1, 2, 1, 0) + b"/w\0a\0b c\0X=1\0"
+@pytest.mark.parametrize("size", [0, 15, 17])
+def test_a_message_of_another_size_is_refused(size: int):
+    with pytest.raises(ValueError, match=f"a message of {size} bytes"):
+        decode(b"\0" * size, [])
 
 
-def test_write_payload_may_hold_nul_bytes_after_the_path():
-    payload = write_payload("/p", b"\0\xff", truncate=True, parents=False, mode=0o600)
-    assert payload == struct.pack("=II", 1, 0o600) + b"/p\0\0\xff"
+def test_words_hold_counts_cwd_arguments_and_environment():
+    assert exec_words(["a", "b c"], "/w", {"X": "1"}) == struct.pack("=II", 2, 1) + b"/w\0a\0b c\0X=1\0"
 
 
-def test_entries_keep_names_that_are_no_utf8():
-    entry = decode_entry(struct.pack("=IIQq", ord("l"), 0o777, 3, -5) + b"\xff\0../up")
-    assert (entry.name, entry.type, entry.target, entry.modified_ns) == ("\udcff", "link", "../up", -5)
+def test_a_size_is_two_halves_of_a_word():
+    assert struct.pack("=I", pack_size(TerminalSize(rows=3, columns=65_535))) == struct.pack("=HH", 3, 65_535)
 
 
-def test_an_unknown_type_is_other():
-    assert decode_entry(struct.pack("=IIQq", ord("?"), 0, 0, 0) + b"n\0").type == "other"
+def test_done_is_an_errno_or_a_trouble():
+    assert decode_done(Frame(1, Kind.DONE, 1001)) == 1001
+    with pytest.raises(ValueError, match="says 4096"):
+        decode_done(Frame(1, Kind.DONE, 4096))
 
 
-def test_done_is_a_native_integer():
-    assert decode_done(struct.pack("=I", 1001)) == 1001
+@pytest.mark.parametrize(("ending", "value"), [(6, 0), (99, 0), (0, 4096), (2, 2**31)])
+def test_an_exit_that_no_honest_init_sends_is_refused(ending: int, value: int):
+    assert decode_exit(Frame(1, Kind.EXIT, 1, 9)) == (Ending.SIGNAL, 9)
+    with pytest.raises(ValueError, match=str(value or ending)):
+        decode_exit(Frame(1, Kind.EXIT, ending, value))
 
 
 def test_half_a_surrogate_pair_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgument, match="surrogate"):
-        exec_payload(["echo", "a\ud800"], "/", {}, with_input=False)
+        exec_words(["echo", "a\ud800"], "/", {})

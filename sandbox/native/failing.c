@@ -1,0 +1,21 @@
+/* For both modes: what cannot be done ends the process, with a message. */
+#include "dockyard.h"
+
+#include <stdarg.h>
+
+void fail(const char *format, ...) {
+    int reason = errno;
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "dockyard-init: ");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, ": %s\n", strerror(reason));
+    va_end(arguments);
+    exit(125);
+}
+
+void write_text(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, text, strlen(text)) < 0) fail("write '%s' to %s", text, path);
+    close(fd);
+}
