@@ -6,11 +6,11 @@ each on token ids of its own, so that no step finds what another has read: `ahea
 layer 0 and waited for at their layer, as the model does it; `at_layer`, the same look-ups begun when their
 layer is reached. The reading thread, the file and the layers are the same. Steps have one row, sixteen rows
 of sixteen sequences (the value), or 128 rows of one. The milliseconds hidden are the difference of the two
-steps, the share is that of the time that reading the rows takes at the layer.
+steps, the share is that of the time that reading the rows takes at the layer. What was asked for and what
+came from the disk are told too.
 
-`as_it_is` is the model as it opens its files, and the value. `advised` is the same with the mapping marked as
-read at random (MADV_RANDOM): a missing page is then read alone, and not with the megabytes around it that the
-system reads ahead. What was asked for and what came from the disk are told for both.
+The verdict is of the pairs of steps of sixteen rows: that looking ahead is faster in so many of them that a
+coin would bring as many once in twenty times. Without look-ahead it would be a coin.
 
 Memory is limited by a cgroup (version 1 or 2), in which a process of its own measures. Where none can be
 made, the file's pages are dropped before each step instead, and `limit` says so.
@@ -25,6 +25,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from math import comb, inf
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -34,7 +35,7 @@ import torch
 from torch import Tensor
 
 from bench import common
-from bench.page_cache import advise_random, drop_pages, memory_group
+from bench.page_cache import drop_pages, memory_group
 from bench.random_deepseek import Size as ModelSize
 from bench.random_deepseek import compressed_ids, config_json, write_folder
 from engine.checkpoint.source import CheckpointSource, open_checkpoint
@@ -45,7 +46,8 @@ from engine.model.deepseek.rows import Rows, SequenceRows
 from engine.model.tensor_source import RowTable
 from kernels.operations import select_operations
 
-JUDGED, TARGET = "16", 1.0  # a step that looks ahead takes no longer
+JUDGED, TARGET = "16", 1.0  # a step that looks ahead takes less
+CHANCE = 0.05  # at most, of as many faster steps by luck
 STEPS: dict[str, tuple[int, int]] = {"1": (1, 1), JUDGED: (16, 1), "128": (1, 128)}  # sequences, rows of each
 BLOCK = 64
 Limit = Literal["cgroup", "pages dropped"]
@@ -58,13 +60,12 @@ class Size:
     """`rows_a_head` of 48 heads of 33 bytes make the tables; `limit_bytes` are less."""
 
     pairs: int
-    advised_pairs: int
     rows_a_head: int
     limit_bytes: int
 
 
-FULL = Size(pairs=12, advised_pairs=60, rows_a_head=1_400_000, limit_bytes=1 << 30)  # 2.2 GB
-QUICK = Size(pairs=5, advised_pairs=12, rows_a_head=800_000, limit_bytes=1 << 30)  # 1.27 GB
+FULL = Size(pairs=60, rows_a_head=1_400_000, limit_bytes=1 << 30)  # 2.2 GB
+QUICK = Size(pairs=15, rows_a_head=800_000, limit_bytes=1 << 30)  # 1.27 GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,13 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Verdict(common.Comparison):
-    """Less is better."""
+    """Less is better. `at_most`: what the ratio stays below but for `CHANCE`."""
+
+    at_most: float
 
     @property
     def met(self) -> bool:
-        return self.ratio <= self.target
+        return self.at_most < self.target
 
 
 class Gate:
@@ -168,10 +171,10 @@ def main(arguments: Sequence[str]) -> int:
         common.progress(f"tables of {table_bytes:,} bytes")
         drop_pages(model)  # what was written is in memory that counts as this process's
         with memory_group(size.limit_bytes) as group:
-            times = measure_inside(model, group, (size.pairs, size.advised_pairs))
+            times = measure_inside(model, group, size.pairs)
     limit: Limit = "pages dropped" if group is None else "cgroup"
-    steps = {how: {rows: summary(*of) for rows, of in found.items()} for how, found in times.items()}
-    found = steps["as_it_is"][JUDGED]
+    steps = {rows: summary(*of) for rows, of in times.items()}
+    found = steps[JUDGED]
     verdict = Verdict(
         name="engram_lookup",
         unit=f"ms a step of {JUDGED} rows, looking ahead",
@@ -179,6 +182,7 @@ def main(arguments: Sequence[str]) -> int:
         peer="looking up at the layer",
         peer_value=found["at_layer_ms"],
         target=TARGET,
+        at_most=found["ratio_at_most"],
     )
     detail = {
         "size": asdict(size),
@@ -198,30 +202,27 @@ def _tables(size: Size) -> dict[str, int]:
 Times = tuple[list[StepTime], list[StepTime]]  # ahead, at the layer; pair by pair
 
 
-def measure_inside(model: Path, group: Path | None, pairs: tuple[int, int]) -> dict[str, dict[str, Times]]:
+def measure_inside(model: Path, group: Path | None, pairs: int) -> dict[str, Times]:
     """In a process of its own, that joins the group before it allocates anything. Blocks.
 
-    Times as the model is and with the mapping advised, by rows a step; `pairs` of both.
+    Times by rows a step.
     """
     join = 'test -z "$0" || echo $$ > "$0/cgroup.procs"; exec "$@"'
-    inside = [sys.executable, "-m", "bench.engram_lookup", "--inside", str(model), *map(str, pairs)]
+    inside = [sys.executable, "-m", "bench.engram_lookup", "--inside", str(model), str(pairs)]
     command = ["sh", "-c", join, str(group or ""), *inside, "" if group else "drop"]
     done = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, check=False)
     if done.returncode != 0:
         ended = f"ended with code {done.returncode}"
         raise SystemExit(f"engram_lookup: the process that measures {ended}; 137 and -9: too little memory")
-    return msgspec.json.decode(done.stdout, type=dict[str, dict[str, Times]])
+    return msgspec.json.decode(done.stdout, type=dict[str, Times])
 
 
-def _inside(folder: str, pairs: str, advised_pairs: str, drop: str) -> int:
+def _inside(folder: str, pairs: str, drop: str) -> int:
     """The process that measures: the times of all steps as JSON."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    path = Path(folder)
-    with lookup_steps(path, drop=bool(drop)) as steps:
-        as_it_is = {name: measure(steps, *shape, int(pairs)) for name, shape in STEPS.items()}
-        advise_random(path)
-        advised = {name: measure(steps, *shape, int(advised_pairs)) for name, shape in STEPS.items()}
-    sys.stdout.buffer.write(msgspec.json.encode({"as_it_is": as_it_is, "advised": advised}))
+    with lookup_steps(Path(folder), drop=bool(drop)) as steps:
+        times = {name: measure(steps, *shape, int(pairs)) for name, shape in STEPS.items()}
+    sys.stdout.buffer.write(msgspec.json.encode(times))
     return 0
 
 
@@ -283,18 +284,34 @@ def measure(steps: Steps, sequences: int, count: int, pairs: int) -> Times:
 
 def summary(ahead: Sequence[StepTime], at_layer: Sequence[StepTime]) -> dict[str, float]:
     """Medians over the pairs; bytes a step are means, as reading goes in bursts."""
+    ratios = [a.step_ms / b.step_ms for a, b in zip(ahead, at_layer, strict=True)]
     hidden_ms = median(b.step_ms - a.step_ms for a, b in zip(ahead, at_layer, strict=True))
     reading_ms = median(each.reading_ms for each in at_layer)
     steps = (*ahead, *at_layer)
     return {
         "ahead_ms": median(each.step_ms for each in ahead),
         "at_layer_ms": median(each.step_ms for each in at_layer),
+        "ratio_at_most": median_at_most(ratios),
         "hidden_ms": hidden_ms,
         "lookup_ms": reading_ms,
         "hidden_share": hidden_ms / reading_ms,
         "asked_bytes": sum(each.asked_bytes for each in steps) / len(steps),
         "read_bytes": sum(each.read_bytes for each in steps) / len(steps),
     }
+
+
+def median_at_most(values: Sequence[float], chance: float = CHANCE) -> float:
+    """What the median of that from which the values are drawn exceeds with at most that chance: one of them.
+
+    A median above the k-th smallest has k values or more below it, as a coin has k heads or more of so many
+    throws. Infinite where the values are too few to say. No shape of the errors is assumed.
+    """
+    count = len(values)
+    for k in range(1, count + 1):
+        luck = sum(comb(count, heads) for heads in range(k, count + 1)) / 2**count
+        if luck <= chance:
+            return sorted(values)[k - 1]
+    return inf
 
 
 def _read_bytes() -> int:

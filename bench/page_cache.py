@@ -52,13 +52,6 @@ def drop_pages(folder: Path) -> None:
             os.close(handle)
 
 
-def advise_random(folder: Path) -> None:
-    """Tell the system that this process's mappings of the folder's files are read here and there: a page that
-    is not in memory is then read alone, without its neighbours."""
-    for path in folder.iterdir():
-        _advise(path, mmap.MADV_RANDOM)
-
-
 def _advise(path: Path, advice: int) -> None:
     library = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():

@@ -1,6 +1,8 @@
 """Engram tables on disk are read by a thread of their own, to the bits of tables in memory."""
 
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,14 @@ from tokenizers import Tokenizer
 
 from engine.errors import BrokenModelFile
 from engine.model.deepseek.engram_hash import compress_ids
+from engine.model.deepseek.hyper_connections import Stream
 from engine.model.deepseek.model import DeepseekModel
 from engine.model.deepseek.quantisation import e4m3_bytes, e4m3_values
+from engine.model.deepseek.rows import Rows
 from engine.model.tensor_source import RowSource, TensorsInMemory
 from kernels.operations import select_operations
+
+PATIENCE_S = 20.0  # for what comes at once, or never
 
 
 class E4m3Rows:
@@ -30,6 +36,20 @@ class E4m3Rows:
         return e4m3_values(torch.from_numpy(self.bytes[ids.numpy()]))
 
 
+class HeldRows(E4m3Rows):
+    """A table that says when reading it begins, and may be made to wait until it is let go on."""
+
+    def __init__(self, path: Path, table: torch.Tensor) -> None:
+        super().__init__(path, table)
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+        self.may_go_on.set()
+
+    def rows(self, ids):
+        self.begun.set()
+        assert self.may_go_on.wait(PATIENCE_S), "nobody let the look-up go on"
+        return super().rows(ids)
+
+
 class OnDisk(TensorsInMemory):
     """A source that leaves tables where they are."""
 
@@ -38,8 +58,21 @@ class OnDisk(TensorsInMemory):
         self.folder, self.tables = folder, {}
 
     def take_rows(self, name, shape):
-        table = self.tables[name] = E4m3Rows(self.folder / name, self.take(name, shape))
+        table = self.tables[name] = HeldRows(self.folder / name, self.take(name, shape))
         return table
+
+
+@dataclass(slots=True)
+class Layers:
+    """An observer that acts when a layer has run."""
+
+    act: Callable[[int], None]
+
+    def left(self, layer: int, stream: Stream, rows: Rows) -> None:
+        self.act(layer)
+
+    def selected(self, layer: int, groups_TK: torch.Tensor, blocks: object, rows: Rows) -> None:
+        """Of no interest here."""
 
 
 @pytest.fixture
@@ -65,6 +98,33 @@ def test_a_mapped_table_gives_the_bits_of_one_in_memory(source, model):
     assert len(source.tables) == 2
     for table in source.tables.values():
         assert all(name.startswith("engram") for name in table.readers)
+
+
+@pytest.mark.parametrize("layer", [1, 3])
+def test_look_ups_begin_before_layer_0(source, model, layer):
+    """Of each layer's table: it is being read, or has been, when layer 0 has run."""
+    table, begun = source.tables[f"layers.{layer}.engram.embed.weight"], []
+
+    def act(left: int) -> None:
+        if left == 0:
+            begun.append(table.begun.wait(PATIENCE_S))
+
+    model.logits(golden_ids("a")[:5], observer=Layers(act))
+    assert begun == [True]
+
+
+def test_look_ups_are_waited_for_at_their_layer(source, model):
+    """The table of layer 3 gives nothing before layer 2 has run: the layers before run without it."""
+    table, ids = source.tables["layers.3.engram.embed.weight"], golden_ids("a")[:20]
+    expected = golden_model("a").logits(ids)
+
+    def act(left: int) -> None:
+        if left == 2:
+            assert table.begun.is_set()
+            table.may_go_on.set()
+
+    table.may_go_on.clear()
+    assert torch.equal(model.logits(ids, observer=Layers(act)), expected)
 
 
 def test_closing_a_model_ends_its_thread(model):
