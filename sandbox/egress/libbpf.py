@@ -44,6 +44,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "bpf_program__fd": (c_int, (c_void_p,)),
     "bpf_program__attach_lsm": (c_void_p, (c_void_p,)),
     "bpf_link__destroy": (c_int, (c_void_p,)),
+    "bpf_prog_get_next_id": (c_int, (c_uint32, POINTER(c_uint32))),
+    "bpf_map_get_next_id": (c_int, (c_uint32, POINTER(c_uint32))),
     "bpf_prog_attach": (c_int, (c_int, c_int, c_int, c_uint32)),
     "bpf_map_update_elem": (c_int, (c_int, c_char_p, c_char_p, c_uint64)),
     "bpf_map_lookup_elem": (c_int, (c_int, c_char_p, c_char_p)),
