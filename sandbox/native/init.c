@@ -27,8 +27,8 @@ static pid_t fork_offered_to_oom_killer(void) {
 static void start_command(const struct message *call, const int fds[MAX_FDS]) {
     struct exec exec = {fds[0], fds[1], fds[2], fds[3], fds[4]};
     int place = find_minder(0);
-    errno = EBUSY;
-    pid_t minder = place < MAX_COMMANDS ? fork_offered_to_oom_killer() : -1;
+    errno = exec.report < 0 ? EMFILE : EBUSY; /* a command may have lowered the limit */
+    pid_t minder = exec.report >= 0 && place < MAX_COMMANDS ? fork_offered_to_oom_killer() : -1;
     if (minder == 0) {
         close(control), close(own_score);
         run_minder(call, &exec, &limits);

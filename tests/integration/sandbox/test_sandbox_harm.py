@@ -9,6 +9,7 @@ import pytest
 
 from sandbox import Policy, Sandbox
 from sandbox.audit import check_integrity
+from sandbox.errors import FileError, SandboxError
 from sandbox.journal import Journal
 
 needs_cgroups = pytest.mark.skipif(os.geteuid() != 0, reason="memory and pids cgroups need root")
@@ -214,6 +215,20 @@ def test_a_minder_that_cannot_look_leaves_its_command_to_init(create, state_dir:
     result = command.wait(60)
     assert (result.reason, result.exit_code) == ("signal", 137)
     assert processes(box) == []
+
+
+def test_a_command_that_takes_inits_descriptors_leaves_nobody_waiting(box: Sandbox):
+    """It has the same uid, so it may."""
+    other = box.commands.start("sleep 1000")
+    result = box.commands.run("prlimit --pid=1 --nofile=0:0 && prlimit --pid=$PPID --nofile=0:0")
+    if result.exit_code == 0:
+        for _ in range(2):
+            with pytest.raises(SandboxError, match="Too many open files"):
+                box.commands.run("true", timeout_s=30)
+        with pytest.raises(FileError, match="Too many open files"):
+            box.files.read("/etc/passwd")
+    other.kill()
+    assert other.wait(30).reason == "killed"
 
 
 def test_a_command_that_kills_its_minder_takes_its_children_with_it(box: Sandbox):
