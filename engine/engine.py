@@ -133,9 +133,11 @@ class Engine:
         self._validate(sequence.request)
         self._enqueue(sequence)
 
-    def abort(self, request_id: str) -> bool:
-        """Forget a request and free what it held; False where it is not here (any more)."""
-        found = [s for s in self._sequences.values() if s.request.id == request_id]
+    def abort(self, request_id: str, choice: int | None = None) -> bool:
+        """Forget a request, or one of its outputs, and free what it held; False where it is not here."""
+        found = [
+            s for s in self._sequences.values() if s.request.id == request_id and choice in (None, s.choice)
+        ]
         for sequence in found:
             self._end(sequence)
         return bool(found)
@@ -338,15 +340,15 @@ class Engine:
                 continue
             row, held = next(rows), sequence.held(sequence.num_computed)
             for output in self._outputs(sequence):
-                self._choose(output, row, now, result)
-                if self.config.role == "prefill":
+                if output.id in self._sequences:  # unless the request has failed at an output before
+                    self._choose(output, row, now, result)
+                if self.config.role == "prefill" and output.id in self._sequences:
                     self._hand_over(output, held, result)
         return result
 
     def _hand_over(self, sequence: Sequence, held: Held, result: StepResult) -> None:
-        """Give an output away behind its first token, unless that was its last."""
-        if result.tokens and result.tokens[-1].finish_reason is None:
-            result.handoffs.append(hand_over(sequence, held, self.fingerprint, self.state))
+        """Give an output away behind its first token."""
+        result.handoffs.append(hand_over(sequence, held, self.fingerprint, self.state))
         self._end(sequence)
 
     def _outputs(self, sequence: Sequence) -> list[Sequence]:
