@@ -76,7 +76,7 @@ class EngineWorker:
         )
         self._gate = threading.Lock()  # between `call` and the end of the loop
         self._ended = ""  # why no call is answered any more
-        self._owned: set[str] = set()  # requests whose client waits for this worker
+        self._owned: dict[str, int] = {}  # outputs, by request, that their client waits for from this worker
         self._num_compiling = 0  # requests of them that wait for their grammar, and are not queued yet
         # Requests, and clients, that were given up while a hand-off of theirs may have been on its way.
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
@@ -196,8 +196,8 @@ class EngineWorker:
         match message:
             case Submit():
                 self._submit(message)
-            case Abort(request_id=request_id):
-                self._withdraw(request_id)
+            case Abort(request_id=request_id, choice=choice):
+                self._withdraw(request_id, None if choice < 0 else choice)
             case _Compiled(submit=submit):
                 self._add_compiled(submit)
             case _Gone(client=client):
@@ -216,27 +216,40 @@ class EngineWorker:
             self.refuse(message.request_id, Overloaded("too many grammars wait to be compiled"))
         else:
             self._num_compiling += 1
-            self._owned.add(message.request_id)
+            self._owned[message.request_id] = message.choices
             self.engine.sampler.grammars.prepare(structure, lambda: self._inbox.put(_Compiled(message)))
 
     def _add_compiled(self, message: Submit) -> None:
         self._num_compiling -= 1
         if message.request_id in self._owned:  # nobody has given it up meanwhile
-            self._owned.discard(message.request_id)
+            del self._owned[message.request_id]
             self._add(message)
 
     def _add(self, message: Submit) -> None:
         try:
-            request = Request(message.request_id, message.prompt_ids, message.sampling, message.priority)
+            request = Request(
+                message.request_id, message.prompt_ids, message.sampling, message.priority,
+                choices=message.choices,
+            )  # fmt: skip
             self.engine.add(request, message.arrived_ns)
-            self._owned.add(message.request_id)
+            self._owned[message.request_id] = message.choices
         except (InvalidRequest, Overloaded) as error:
             self.refuse(message.request_id, error)
 
-    def _withdraw(self, request_id: str) -> None:
-        if not self.engine.abort(request_id):
-            self._remember(request_id)
-        self._owned.discard(request_id)
+    def _withdraw(self, request_id: str, choice: int | None = None) -> None:
+        is_here = self.engine.abort(request_id, choice)
+        if not is_here:
+            self._remember(request_id if choice is None else f"{request_id}#{choice}")
+        if choice is None:
+            self._owned.pop(request_id, None)
+        elif is_here:
+            self._settle(request_id)
+
+    def _settle(self, request_id: str) -> None:
+        """One output of a request has ended, or goes on elsewhere."""
+        left = self._owned.pop(request_id, 0) - 1
+        if left > 0:
+            self._owned[request_id] = left
 
     def _remember(self, withdrawn: str) -> None:
         self._withdrawn[withdrawn] = None
@@ -244,11 +257,12 @@ class EngineWorker:
             self._withdrawn.popitem(last=False)
 
     def _adopt(self, handoff: Handoff) -> None:
-        request_id = handoff.header.request_id
-        if request_id in self._withdrawn or request_id.partition("/")[0] in self._withdrawn:
+        request_id, choice = handoff.header.request_id, handoff.header.choice
+        names = (request_id, f"{request_id}#{choice}", request_id.partition("/")[0])
+        if any(name in self._withdrawn for name in names):
             return
         self.engine.adopt(handoff)
-        self._owned.add(request_id)
+        self._owned[request_id] = self._owned.get(request_id, 0) + 1
 
     def _publish(self, result: StepResult) -> None:
         """Tokens first, so that the client has the first one before the decode worker has the request."""
@@ -257,12 +271,12 @@ class EngineWorker:
         self._server.send(messages)
         for output in result.tokens:
             if output.finish_reason is not None:
-                self._owned.discard(output.request_id)
+                self._settle(output.request_id)
         for request_id, error in result.failed:
-            self._owned.discard(request_id)
+            self._owned.pop(request_id, None)
             self.refuse(request_id, error)
         for handoff in result.handoffs:
-            self._owned.discard(handoff.header.request_id)
+            self._settle(handoff.header.request_id)
             self._give(handoff)
 
     def _give(self, handoff: Handoff) -> None:
@@ -296,5 +310,5 @@ def _tokens(output: TokenOutput, now: int) -> Tokens:
     return Tokens(
         output.request_id, output.index, output.token_ids, output.finish_reason,
         stages.arrived_ns, stages.scheduled_ns, stages.prefilled_ns, stages.adopted_ns, now,
-        output.num_cached, (output.logprobs,) if output.logprobs is not None else (),
+        output.num_cached, (output.logprobs,) if output.logprobs is not None else (), output.choice,
     )  # fmt: skip

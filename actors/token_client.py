@@ -38,19 +38,20 @@ class TokenClient:
         self._writers: list[asyncio.StreamWriter] = []
         self._readers: list[asyncio.Task[None]] = []
         self._queues: dict[str, asyncio.Queue[FromEngine]] = {}
-        self._started: set[str] = set()
+        # Of each request the outputs that have still to end, and whether they have begun.
+        self._open: dict[str, dict[int, bool]] = {}
         self.lost: str = ""  # why a connection broke; new requests are refused with it
         self._broken = asyncio.Event()
 
     @property
     def num_running(self) -> int:
-        """Requests whose first token is there."""
-        return len(self._started)
+        """Outputs whose first token is there."""
+        return sum(sum(outputs.values()) for outputs in self._open.values())
 
     @property
     def num_waiting(self) -> int:
-        """Requests that are queued or in prefill."""
-        return len(self._queues) - len(self._started)
+        """Outputs of requests that are queued or in prefill."""
+        return sum(map(len, self._open.values())) - self.num_running
 
     async def until_lost(self) -> None:
         """Returns when a connection has broken; `lost` says why."""
@@ -82,11 +83,18 @@ class TokenClient:
                 await writer.wait_closed()
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0, arrived_ns: int = 0
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int = 0,
+        arrived_ns: int = 0,
+        *,
+        choices: int = 1,
     ) -> AsyncGenerator[Tokens]:
-        """Tokens in order until one carries a finish reason. Raises RequestFailed.
+        """Tokens of all outputs, in order within each, until each has a finish reason. Raises RequestFailed.
 
-        `arrived_ns`: when the request had come, on this host's monotonic clock; 0: now.
+        `arrived_ns`: when the request had come, on this host's monotonic clock; 0: now. `choices`: outputs
+        for the one prompt, of which `give_up` ends one.
 
         Closing the iterator early, cancelling its task, or a failure aborts the request on every worker: one
         that has lost the other would go on with it.
@@ -96,23 +104,43 @@ class TokenClient:
             raise RequestFailed(Failed(request_id, "lost", self.lost))
         inbox: asyncio.Queue[FromEngine] = asyncio.Queue()
         self._queues[request_id] = inbox
-        finished = False
+        still_open = self._open[request_id] = dict.fromkeys(range(choices), False)
         try:
             self._send(
                 self._writers[0],
-                Submit(request_id, tuple(prompt_ids), sampling, arrived_ns or self._clock.now_ns(), priority),
+                Submit(
+                    request_id,
+                    tuple(prompt_ids),
+                    sampling,
+                    arrived_ns or self._clock.now_ns(),
+                    priority,
+                    choices,
+                ),
             )
             async with aclosing(_in_order(inbox)) as ordered:
                 async for tokens in ordered:
-                    finished = tokens.finish_reason is not None
-                    self._started.add(request_id)
+                    if tokens.choice not in still_open:
+                        continue  # on its way when it was given up
+                    still_open[tokens.choice] = True
+                    if tokens.finish_reason is not None:
+                        del still_open[tokens.choice]
                     yield tokens
+                    if not still_open:
+                        return
         finally:
-            del self._queues[request_id]
-            self._started.discard(request_id)
-            if not finished:
-                for writer in self._writers:
-                    self._send(writer, Abort(request_id))
+            del self._queues[request_id], self._open[request_id]
+            if still_open:
+                self._abort(Abort(request_id))
+
+    def give_up(self, tokens: Tokens) -> None:
+        """End the one output that these tokens are of: it has come to a stop string, say."""
+        still_open = self._open.get(tokens.request_id, {})
+        if still_open.pop(tokens.choice, None) is not None:
+            self._abort(Abort(tokens.request_id, tokens.choice if still_open else -1))
+
+    def _abort(self, abort: Abort) -> None:
+        for writer in self._writers:
+            self._send(writer, abort)
 
     async def _receive(self, reader: asyncio.StreamReader, name: str) -> None:
         try:
@@ -132,16 +160,15 @@ class TokenClient:
 
 
 async def _in_order(inbox: "asyncio.Queue[FromEngine]") -> AsyncGenerator[Tokens]:
-    """Two workers send over two sockets, so a later token can arrive before an earlier one."""
-    expected = 0
-    early: dict[int, Tokens] = {}
+    """Two workers send over two sockets, so a later token can arrive before an earlier one of its output."""
+    expected: dict[int, int] = {}
+    early: dict[tuple[int, int], Tokens] = {}
     while True:
         message = await inbox.get()
         if isinstance(message, Failed):
             raise RequestFailed(message)
-        early[message.index] = message
-        while (tokens := early.pop(expected, None)) is not None:
+        choice = message.choice
+        early[choice, message.index] = message
+        while (tokens := early.pop((choice, expected.get(choice, 0)), None)) is not None:
             yield tokens
-            if tokens.finish_reason is not None:
-                return
-            expected += len(tokens.token_ids)
+            expected[choice] = tokens.index + len(tokens.token_ids)

@@ -22,7 +22,7 @@ def hand_over(sequence: Sequence, held: Held, model: str, state: State) -> Hando
     stages = sequence.stages
     header = HandoffHeader(
         version=HANDOFF_VERSION,
-        request_id=sequence.id,
+        request_id=sequence.request.id,
         model=model,
         layout=state.layout(held),
         dtype=state.dtype,

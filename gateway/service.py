@@ -34,25 +34,28 @@ class ChatService:
         )  # set when the server is told to end: bodies still on their way are given up
 
     async def deltas(self, request: ChatRequest) -> AsyncGenerator[Delta]:
-        """Text of all choices as it comes, in any order between choices. Raises RequestFailed."""
-        merged: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
-        begun = asyncio.Event()
-        tasks = [
-            asyncio.create_task(self._feed(request, index, begun, merged))
-            for index in range(len(request.choices))
-        ]
-        open_choices = len(tasks)
-        try:
-            while open_choices:
-                item = await merged.get()
-                if isinstance(item, BaseException):
-                    raise item
-                open_choices -= item.result is not None
-                yield item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        """Text of all choices as it comes, in any order between choices. Raises RequestFailed.
+
+        The engine computes the prompt once; each choice has its own seed.
+        """
+        readers = {
+            index: ChoiceReader(index, self.model.tokenizer, request, sampling)
+            for index, sampling in enumerate(request.choices)
+        }
+        generating = self.client.generate(
+            request.prompt_ids, request.choices[0], request.priority, request.arrived_ns, choices=len(readers)
+        )
+        async with aclosing(generating) as tokens:
+            async for batch in tokens:
+                delta = readers[batch.choice].push(batch)
+                if delta is None:
+                    continue
+                if delta.result is not None:
+                    self.client.give_up(batch)  # where a stop string has ended it, its engine would go on
+                    del readers[batch.choice]
+                yield delta
+                if not readers:
+                    return
 
     async def complete(self, request: ChatRequest) -> list[ChoiceResult]:
         """All choices, finished. Raises RequestFailed."""
@@ -62,36 +65,3 @@ class ChatService:
                 if delta.result is not None:
                     results.append(delta.result)
         return sorted(results, key=lambda result: result.index)
-
-    async def _feed(
-        self,
-        request: ChatRequest,
-        index: int,
-        begun: asyncio.Event,
-        merged: "asyncio.Queue[Delta | BaseException]",
-    ) -> None:
-        try:
-            async with aclosing(self._choice(request, index, begun)) as deltas:
-                async for delta in deltas:
-                    merged.put_nowait(delta)
-        except Exception as error:  # the reader of the queue raises it again
-            merged.put_nowait(error)
-
-    async def _choice(self, request: ChatRequest, index: int, begun: asyncio.Event) -> AsyncGenerator[Delta]:
-        """The first choice sets `begun` once its prompt is computed; the others then find it in the cache."""
-        if index:
-            await begun.wait()
-        sampling = request.choices[index]
-        reader = ChoiceReader(index, self.model.tokenizer, request, sampling)
-        generating = self.client.generate(request.prompt_ids, sampling, request.priority, request.arrived_ns)
-        try:
-            async with aclosing(generating) as tokens:
-                async for batch in tokens:
-                    begun.set()
-                    delta = reader.push(batch)
-                    if delta is not None:
-                        yield delta
-                        if delta.result is not None:
-                            return
-        finally:
-            begun.set()

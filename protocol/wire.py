@@ -28,10 +28,12 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     sampling: SamplingParams
     arrived_ns: int  # when the gateway had the request: waiting for the engine's next step is queueing too
     priority: int = 0
+    choices: int = 1  # outputs for the one prompt; number k has the seed plus k
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: str
+    choice: int = -1  # one of its outputs; -1: all of them
 
 
 ToEngine = Hello | Submit | Abort
@@ -52,6 +54,7 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     produced_ns: int
     num_cached: int
     logprobs: tuple[TokenLogprobs, ...] = ()  # of these tokens, where the request asks for them
+    choice: int = 0  # which of the request's outputs; `index` counts within it
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

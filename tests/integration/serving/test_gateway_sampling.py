@@ -1,9 +1,11 @@
 """Sampling, structured output, tools and logprobs through the openai SDK, on a random model."""
 
+import concurrent.futures
 import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -218,17 +220,49 @@ def test_efforts_are_taken(sdk: openai.OpenAI, effort: Any) -> None:
 
 def test_the_prompt_of_several_choices_is_computed_once(stack: Stack, sdk: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": "once upon a time, " * 12}]
-    answer = sdk.chat.completions.create(**{**ASKED, "messages": messages, "max_tokens": 4}, n=4)
-    usage = answer.usage
-    assert usage.prompt_tokens_details.cached_tokens >= (usage.prompt_tokens - 1) // 16 * 16
+    before = num_rows(stack)
+    asked = {**ASKED, "messages": messages, "max_tokens": 4}
+    answer = sdk.chat.completions.create(**asked, n=4, extra_body={"ignore_eos": True})
     assert len(answer.choices) == 4
+    assert answer.usage.completion_tokens == 16
+    assert (
+        num_rows(stack) - before == answer.usage.prompt_tokens + 4 * 3
+    )  # the last token of each runs nowhere
+
+
+def num_rows(stack: Stack) -> int:
+    return sum(worker.call(worker.engine.statistics).rows for worker in stack.workers)
+
+
+def test_a_choice_that_has_come_to_a_stop_string_ends_alone(stack: Stack, sdk: openai.OpenAI) -> None:
+    """The others go on; the engine does not go on with it."""
+    (token,) = byte_ids(b"z")
+    asked = {**ASKED, "max_tokens": 150, "logit_bias": {str(token): 4}, "stop": ["z"]}
+    answer = sdk.chat.completions.create(**asked, n=3, extra_body={"ignore_eos": True})
+    assert all("z" not in choice.message.content for choice in answer.choices)
+    assert any(choice.finish_reason == "stop" for choice in answer.choices)
+    stack.wait_until_idle()
 
 
 def test_a_full_queue_says_when_to_come_again(tiny_model: Path, tmp_path: Path, cpu_library: Path) -> None:
     with serving(tiny_model, tmp_path, max_waiting=1, max_sequences=1) as stack:
-        url, body = f"{stack.url}/v1/chat/completions", {**ASKED, "n": 12, "max_tokens": 400}
-        answer = httpx.post(url, json={**body, "ignore_eos": True}, timeout=60)
-        assert answer.status_code == 429
-        assert int(answer.headers["retry-after"]) >= 1
-        assert answer.json()["error"]["type"] == "rate_limit_exceeded"
+        body = {**ASKED, "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with ExitStack() as open_streams:
+            answers = [
+                open_streams.enter_context(
+                    httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=60)
+                )
+                for _ in range(1)
+            ]
+            stack.wait_until_running(1)
+            with concurrent.futures.ThreadPoolExecutor(6) as pool:
+                whole = {**body, "stream": False, "max_tokens": 1}
+                url = f"{stack.url}/v1/chat/completions"
+                others = list(pool.map(lambda _: httpx.post(url, json=whole, timeout=60), range(6)))
+            assert answers[0].status_code == 200
+        refused = [answer for answer in others if answer.status_code == 429]
+        assert refused
+        for answer in refused:
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.json()["error"]["type"] == "rate_limit_exceeded"
         stack.wait_until_idle()

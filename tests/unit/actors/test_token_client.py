@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from actors.frames import pack_from_engine, read_to_engine
 from actors.token_client import RequestFailed, TokenClient
@@ -210,5 +211,45 @@ def test_requests_carry_the_client_s_name_and_their_own(play: Callable[[Scenario
         await asyncio.gather(*tasks)
         assert len(set(names)) == 3
         assert len({name.partition("/")[0] for name in names}) == 1
+
+    play(scenario)
+
+
+def test_outputs_of_one_request_are_each_in_order_and_end_apart(play: Callable[[Scenario], None]) -> None:
+    async def scenario(client: TokenClient, first: Engine, second: Engine) -> None:
+        stream = client.generate([1], SamplingParams(), choices=3)
+        reading = asyncio.ensure_future(anext(stream))
+        submitted = await first.expect(Submit)
+        assert isinstance(submitted, Submit)
+        assert submitted.choices == 3
+        name = submitted.request_id
+        assert (client.num_running, client.num_waiting) == (0, 3)
+        second.say(replace(tokens(name, 1, 21, end=True), choice=2), replace(tokens(name, 1, 11), choice=1))
+        first.say(*(replace(tokens(name, 0, 10 * choice), choice=choice) for choice in range(3)))
+        seen = [await reading, *[await anext(stream) for _ in range(4)]]
+        found = {choice: [t for b in seen if b.choice == choice for t in b.token_ids] for choice in range(3)}
+        assert found == {0: [0], 1: [10, 11], 2: [20, 21]}
+        assert (client.num_running, client.num_waiting) == (2, 0)
+        client.give_up(next(batch for batch in seen if batch.choice == 1))
+        for engine in (first, second):
+            assert await engine.expect(Abort) == Abort(name, 1)
+        second.say(replace(tokens(name, 2, 12), choice=1), tokens(name, 1, 1, end=True))
+        assert [batch async for batch in stream] == [tokens(name, 1, 1, end=True)]
+        assert first.received.empty()
+
+    play(scenario)
+
+
+def test_giving_up_the_last_output_ends_the_request(play: Callable[[Scenario], None]) -> None:
+    async def scenario(client: TokenClient, first: Engine, second: Engine) -> None:
+        stream = client.generate([1], SamplingParams())
+        reading = asyncio.ensure_future(anext(stream))
+        submitted = await first.expect(Submit)
+        assert isinstance(submitted, Submit)
+        first.say(tokens(submitted.request_id, 0, 5))
+        client.give_up(await reading)
+        assert [batch async for batch in stream] == []
+        for engine in (first, second):
+            assert await engine.expect(Abort) == Abort(submitted.request_id)
 
     play(scenario)

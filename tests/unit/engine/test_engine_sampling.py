@@ -77,6 +77,53 @@ def test_tokens_are_the_same_on_every_path(
             other.close()
 
 
+@pytest.mark.parametrize("kind", ["penalties", "schema"])
+def test_the_outputs_of_one_request_are_those_of_their_seeds(
+    engine: Engine, tiny_model: Path, kind: str
+) -> None:
+    sampling = KINDS[kind]
+    alone = [
+        finish(engine, [Request("r", PROMPT, replace(sampling, seed=sampling.seed + n))])["r"]
+        for n in range(3)
+    ]
+    assert several([engine], sampling) == alone
+    apart = [small_engine(tiny_model, role=role) for role in ("prefill", "decode")]
+    try:
+        assert several(apart, sampling) == alone
+    finally:
+        for other in apart:
+            other.close()
+
+
+def several(engines: list[Engine], sampling: SamplingParams) -> list[tuple[int, ...]]:
+    """Tokens of three outputs for one prompt, through engines that hand over to the next."""
+    engines[0].add(Request("r", PROMPT, sampling, choices=3))
+    outputs: list[tuple[int, ...]] = [(), (), ()]
+    while any(engine.has_work for engine in engines):
+        for engine, after in zip(engines, [*engines[1:], None], strict=True):
+            result = engine.step()
+            engine.check_integrity()
+            for output in result.tokens:
+                assert output.request_id == "r"
+                assert output.index == len(outputs[output.choice])
+                outputs[output.choice] += output.token_ids
+            for handoff in result.handoffs:
+                assert after is not None
+                after.adopt(handoff)
+    return outputs
+
+
+def test_one_output_ends_alone(engine: Engine) -> None:
+    engine.add(Request("r", PROMPT, KINDS["penalties"], choices=3))
+    engine.step()
+    assert engine.abort("r", 1)
+    assert not engine.abort("r", 1)
+    left = {(output.request_id, output.choice) for output in engine.step().tokens}
+    assert left == {("r", 0), ("r", 2)}
+    assert engine.abort("r")
+    engine.check_integrity()
+
+
 def test_preemption_leaves_a_structure_whole(tiny_model: Path, tiny_tokenizer: ChatTokenizer) -> None:
     engine = small_engine(tiny_model, kv_cache_bytes=1 << 20, block_tokens=64)
     try:
