@@ -16,24 +16,21 @@ from torch import Tensor
 from engine.chat.tokenizer import tokenizer_from_gguf
 from engine.gguf_file import open_gguf
 from engine.model.deepseek.quantisation import E2M1_MAX, E4M3_MAX
-from engine.model.deepseek.records import IndexRecord, MainRecord, Record, WindowRecord
+from engine.model.deepseek.records import IndexRecord, MainRecord, WindowRecord
 from engine.model.llama import LlamaModel
 from engine.model_path import model_path
 from engine.training.corpus import SourceFile
-from engine.training.effects import in_all
 from engine.training.judging import Measured, Window, evenly
 from engine.training.paired import Difference, Effect, compared
 from engine.training.quality import bits_per_byte
 from engine.training.quality_parts import Nats, nats_of
+from engine.training.rounding import rounds_by
+from engine.training.table import in_all
 from kernels.decoder import run_layers
 from kernels.operations import Decoder, DecoderStack, Operations, Rows, select_operations
 
 LENGTH = 384  # tokens of a window
 Round = Callable[[Tensor], Tensor]
-
-
-def rounds_by(record: Record) -> Round:
-    return lambda x: record.decode(record.encode(x))
 
 
 def rounds_with_tensor_scale(x_MGD: Tensor) -> Tensor:

@@ -5,11 +5,11 @@
 before the last part (`effects_before_last_part.json`), the effects on the trained float32 weights
 (`effects.json`), and the released weights themselves (`quality.json`). Then FOLDER, by default the one that
 the package ships, becomes `released/` with card.json and README.md. On two quiet cores that takes some 25
-minutes; `--quick` looks at fewer windows. Delete a file to have its part measured anew.
+minutes; `--quick` looks at fewer windows. What is on record
+of the same weights, text and extent is used again.
 """
 
 import argparse
-import hashlib
 import shutil
 import sys
 from collections.abc import Sequence
@@ -21,19 +21,29 @@ import torch
 
 from engine.model_path import NANO
 from engine.training.card_text import card_text
+from engine.training.checkpoint_effects import (
+    NAMES,
+    Checkpoint,
+    Extent,
+    keep_table,
+    known_table,
+    measure_checkpoint,
+)
 from engine.training.corpus import Corpus, standard_library
 from engine.training.draft_trainer import DraftPlan
-from engine.training.effects import NAMES, TABLE, Checkpoint, Extent, Table, count_of, measure_checkpoint
+from engine.training.effects import count_of
 from engine.training.gate import gate
 from engine.training.loss_curve import loss_curve
 from engine.training.model_card import Card, TextFacts, check_bits_per_byte, fp4_of, write_card
 from engine.training.quality import FULL, QUICK, Quality, Size, measure_quality
-from engine.training.saved import progress_of
-from engine.training.trainer import CHECKPOINT
+from engine.training.quality_parts import SERVED
+from engine.training.table import Table
+from engine.training.tensor_file import digest_of
 from engine.training.variants import MAIN_IN_FP4
 
 QUALITY, RELEASED = "quality.json", "released"
 LARGEST_BYTES = 24 << 20
+_NAMES = tuple(variant.name for variant in SERVED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +57,11 @@ class CardSize:
 
 @dataclass(frozen=True, slots=True)
 class KnownQuality:
-    """A measurement, and what it is of."""
+    """A measurement, and what it is of: weights and text by their digests."""
 
     weights: str
+    text: str
+    variants: tuple[str, ...]
     size: Size
     quality: Quality
 
@@ -88,29 +100,39 @@ def ship(released: Path, card: Card, out: Path) -> int:
 
 
 def _quality(work: Path, corpus: Corpus, size: Size, processes: int) -> Quality:
-    file, released = work / QUALITY, work / RELEASED
-    weights = hashlib.blake2b((released / "model.safetensors").read_bytes(), digest_size=12).hexdigest()
-    if file.exists():
-        known = msgspec.json.decode(file.read_bytes(), type=KnownQuality)
-        if (known.weights, known.size) == (weights, size):
-            return known.quality
+    known = known_quality(work, corpus, size)
+    if known is not None:
+        return known
     _say("the released weights")
-    quality = measure_quality(released, corpus, size, processes, _say)
-    file.write_bytes(msgspec.json.encode(KnownQuality(weights, size, quality)) + b"\n")
+    quality = measure_quality(work / RELEASED, corpus, size, processes, _say)
+    (work / QUALITY).write_bytes(msgspec.json.encode(_known(work, corpus, size, quality)) + b"\n")
     return quality
 
 
+def known_quality(work: Path, corpus: Corpus, size: Size) -> Quality | None:
+    """What is on record of the released weights, on this text. A file of another form is none."""
+    if not (work / QUALITY).exists():
+        return None
+    try:
+        known = msgspec.json.decode((work / QUALITY).read_bytes(), type=KnownQuality)
+    except msgspec.ValidationError:
+        return None
+    return known.quality if known == _known(work, corpus, size, known.quality) else None
+
+
+def _known(work: Path, corpus: Corpus, size: Size, quality: Quality) -> KnownQuality:
+    weights = digest_of(*sorted((work / RELEASED).iterdir()))
+    return KnownQuality(weights, corpus.digest, _NAMES, size, quality)
+
+
 def _table(checkpoint: Checkpoint, extent: Extent, processes: int) -> Table | None:
-    file = checkpoint.folder / TABLE[checkpoint.before_last_part]
-    progress = progress_of(checkpoint.place / CHECKPOINT)
-    if file.exists() and progress is not None:
-        known = msgspec.json.decode(file.read_bytes(), type=Table)
-        if known.seen == progress["seen"]:
-            return known
+    known = known_table(checkpoint, extent)
+    if known is not None:
+        return known
     _say(f"the weights of {checkpoint.place}")
     table = measure_checkpoint(checkpoint, extent, processes)
     if table is not None:
-        file.write_bytes(msgspec.json.encode(table) + b"\n")
+        keep_table(checkpoint, extent, table)
     return table
 
 

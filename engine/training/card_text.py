@@ -54,6 +54,11 @@ def _training(card: Card) -> Iterable[str]:
     for point in card.loss:
         held_out = point.held_out_bits_per_byte
         yield f"| {point.seen:,} | {point.nats:.3f} | {'' if held_out is None else f'{held_out:.3f}'} |"
+    if card.as_trained:
+        yield ""
+        yield "As trained: these weights were made by rules that the training's code has changed since."
+        yield ""
+        yield from (f"- {rule}" for rule in card.as_trained)
 
 
 def _part(part: TextPart) -> str:

@@ -84,7 +84,9 @@ class DraftPass:
             at = f"mtp.{block}."
             attend = partial(self._attention, at, context, anchors.positions)
             streams = self.of.site(at, "attn", streams, attend)
-            feed = partial(self.of.feed_forward, at, count=c.dspark_num_experts_per_tok)
+            feed = partial(
+                self.of.feed_forward, at, count=c.dspark_num_experts_per_tok, sequences=len(anchors.ids)
+            )
             streams = self.of.site(at, "ffn", streams, feed)
         said_NC = streams.collapsed()
         base = self.of.norm(said_NC, f"{self.last}norm") @ self.p["head.weight"].T

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from engine.training.optimiser import Optimiser, Rates
 from engine.training.packing import Ids, Windows
 from engine.training.parameters import Parameters
 from engine.training.ranks import Ranks
-from engine.training.trainer import Task, clip
+from engine.training.trainer import Task, clip, gradients_of
 
 CHECKPOINT = "drafts.safetensors"
 _ANCHORS = 32  # of a sequence
@@ -87,8 +88,7 @@ class DraftTrainer:
         wanted, streams = self.listen(ids, deciding)
         loss, one = self.draft(anchors, wanted, streams)
         learning = {name: tensor for name, tensor in self.drafts.items() if tensor.requires_grad}
-        found = torch.autograd.grad(loss.total, list(learning.values()), materialize_grads=True)
-        gradients = dict(zip(learning, found, strict=True))
+        gradients = gradients_of(loss.total, learning)
         self.ranks.mean(gradients)
         self.ranks.mean(one.balance.loads)
         with torch.no_grad():
@@ -114,11 +114,17 @@ class DraftTrainer:
         return draft_loss(one.run(anchors), wanted, one.balance), one
 
     def save(self, folder: Path) -> None:
-        saved.save(folder / CHECKPOINT, self.drafts, self._optimiser, asdict(self.progress))
+        """A checkpoint that `resume` continues bit for bit."""
+        file = folder / CHECKPOINT
+        saved.save(file, self.drafts, self._optimiser, asdict(self.progress), self._begun)
 
     def resume(self, folder: Path) -> bool:
-        """False where there is no checkpoint."""
-        progress = saved.load(folder / CHECKPOINT, self.drafts, self._optimiser)
+        """False where there is no checkpoint. Raises InvalidInput for one of another plan."""
+        progress = saved.load(folder / CHECKPOINT, self.drafts, self._optimiser, self._begun)
         if progress is not None:
             self.progress = DraftProgress(**progress)
         return progress is not None
+
+    @property
+    def _begun(self) -> dict[str, Any]:
+        return asdict(self.plan) | {"ranks": self.ranks.size}

@@ -8,11 +8,11 @@ import msgspec
 from tokenizers import Tokenizer
 
 from engine.model.registry import load_model
-from engine.training.effects import Table
 from engine.training.gate import GateLine
 from engine.training.paired import Effect
 from engine.training.quality import Quality
 from engine.training.quality_parts import nats_of
+from engine.training.table import Table
 from engine.training.variants import MAIN_IN_FP4
 from engine.training.vocabulary import encode_texts
 
@@ -72,7 +72,10 @@ class LossPoint:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """`trained` and `before`: effects on float32 weights, at the end and before the last part."""
+    """`trained` and `before`: effects on float32 weights, at the end and before the last part.
+
+    `as_trained`: rules that these weights were made by and that the training's code has changed since.
+    """
 
     draft_steps: int
     text: TextFacts
@@ -82,6 +85,7 @@ class Card:
     before: Table | None
     gate: tuple[GateLine, ...]
     check_bits_per_byte: float  # of CHECK_TEXT, which no Python's version changes
+    as_trained: tuple[str, ...] = ()
 
     @property
     def fp4_before(self) -> Effect | None:

@@ -118,7 +118,7 @@ class _Pass:
         return hidden.view(*self.batch.ids.shape, -1), self.found
 
     def _feed_forward(self, at: str, x_NC: Tensor) -> Tensor:
-        return self.of.feed_forward(at, x_NC, self.config.num_experts_per_tok)
+        return self.of.feed_forward(at, x_NC, self.config.num_experts_per_tok, len(self.batch.ids))
 
     def _engram(self, layer: int, streams: Streams) -> Streams:
         c, at = self.config, f"layers.{layer}.engram."

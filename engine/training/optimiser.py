@@ -1,4 +1,4 @@
-"""Muon for matrices, AdamW for the rest (fact sheet, section 13).
+"""Muon for matrices, AdamW for the rest (fact sheet, section 13): norms and other vectors do not decay.
 
 Muon (Jordan 2024) steps along the orthogonal factor of the momentum, found by a Newton-Schulz iteration.
 Matrices of one shape go through it together, in float32: this is made for processors without bfloat16 units.
@@ -16,7 +16,9 @@ from engine.training.parameters import Parameters
 
 _ROUNDS = 5
 _QUINTIC = (3.4445, -4.7750, 2.0315)
-_BY_ADAM = ("embed.weight", "head.weight", "engram.embed.weight", "gate.weight", "_fn", "weights_proj.weight")
+_BY_ADAM = ("embed.weight", "head.weight", ".ffn.gate.weight", "_fn", "weights_proj.weight")
+_SCALES = ("q_weight", "k_weight")  # of norms, a row a stream
+_MEAN, _SQUARE = 0.1, 0.02  # what a step adds to Adam's averages
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,12 @@ class Rates:
 
 def takes_muon(name: str, tensor: Tensor) -> bool:
     """Matrices, and stacks of them, that are neither tables nor routers."""
-    return tensor.dim() >= 2 and not name.endswith((*_BY_ADAM, "q_weight", "k_weight"))
+    return tensor.dim() >= 2 and not name.endswith((*_BY_ADAM, *_SCALES))
+
+
+def decays(name: str, tensor: Tensor) -> bool:
+    """Matrices and tables: a norm's weight or a bias has no reason to be small."""
+    return tensor.dim() >= 2 and not name.endswith(_SCALES)
 
 
 def orthogonalised(g_XMN: Tensor) -> Tensor:
@@ -50,7 +57,6 @@ class Optimiser:
     def __init__(self, parameters: Parameters, *, weight_decay: float = 0.05) -> None:
         self._decay = weight_decay
         self.state: dict[str, Tensor] = {}
-        self.num_steps = 0
         self._stacks: dict[tuple[int, int], list[str]] = defaultdict(list)
         for name, tensor in parameters.items():
             if takes_muon(name, tensor):
@@ -59,11 +65,11 @@ class Optimiser:
             else:
                 self.state[f"{name}#mean"] = torch.zeros_like(tensor)
                 self.state[f"{name}#square"] = torch.zeros_like(tensor)
+                self.state[f"{name}#steps"] = torch.zeros((), dtype=torch.int64)
 
     @torch.no_grad()
     def step(self, parameters: Parameters, gradients: Parameters, rates: Rates) -> None:
-        """One update from gradients by name; a parameter without one stays."""
-        self.num_steps += 1
+        """One update from gradients by name; a parameter without one stays, and so does its state."""
         for shape, names in self._stacks.items():
             self._muon(parameters, gradients, [n for n in names if n in gradients], shape, rates.muon)
         for name, gradient in gradients.items():
@@ -91,9 +97,13 @@ class Optimiser:
             parameter.mul_(1.0 - rate * self._decay).add_(step.reshape(parameter.shape), alpha=-scale)
 
     def _adam(self, name: str, parameter: Tensor, gradient: Tensor, rate: float) -> None:
-        mean, square = self.state[f"{name}#mean"], self.state[f"{name}#square"]
-        mean.lerp_(gradient, 0.1)
-        square.lerp_(gradient.square(), 0.02)
-        unbiased = mean / (1.0 - 0.9**self.num_steps)
-        spread = (square / (1.0 - 0.98**self.num_steps)).sqrt_().add_(1e-9)
+        """Averages are corrected by this parameter's own steps, which may be fewer than others'."""
+        mean, square, steps = (self.state[f"{name}#{part}"] for part in ("mean", "square", "steps"))
+        steps += 1
+        mean.lerp_(gradient, _MEAN)
+        square.lerp_(gradient.square(), _SQUARE)
+        unbiased = mean / (1.0 - (1.0 - _MEAN) ** int(steps))
+        spread = (square / (1.0 - (1.0 - _SQUARE) ** int(steps))).sqrt_().add_(1e-9)
+        if decays(name, parameter):
+            parameter.mul_(1.0 - rate * self._decay)
         parameter.addcdiv_(unbiased, spread, value=-rate)

@@ -13,12 +13,12 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from engine.training.corpus import Corpus
-from engine.training.effects import in_all, recall_of
 from engine.training.judging import Measured, Window, evenly, in_groups, ratio, windows_of
 from engine.training.network import Recall
 from engine.training.paired import Effect
 from engine.training.quality_parts import Nats, comparing, drafting, judging, recalling
 from engine.training.spread import spread
+from engine.training.table import in_all, recall_of
 from engine.training.vocabulary import encode_texts
 
 _TOGETHER = 2  # windows of one part

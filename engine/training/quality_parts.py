@@ -20,7 +20,6 @@ from engine.model.deepseek.config import Quantisation
 from engine.model.deepseek.dspark_acceptance import accepted_lengths
 from engine.model.deepseek.model import DeepseekModel
 from engine.model.registry import load_model
-from engine.training.effects import recalls
 from engine.training.judging import Window
 from engine.training.network import Recall
 from engine.training.paired import Difference, compared
@@ -32,6 +31,7 @@ from engine.training.shipped import (
     read_replayed,
     read_whole,
 )
+from engine.training.table import recalls
 from engine.training.variants import (
     ENGRAM_OFF,
     INDEX_IN_MXFP4,

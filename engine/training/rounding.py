@@ -20,10 +20,12 @@ def released_rounding(config: DeepseekConfig) -> Rounding:
 
 
 def rounds_by(record: Record) -> Round:
+    """The held values to the bit; the gradient of x itself."""
+
     def rounded(x: Tensor) -> Tensor:
         with torch.no_grad():
             held = record.decode(record.encode(x.detach()))
-        return x + (held - x).detach()
+        return held + (x - x.detach())
 
     return rounded
 

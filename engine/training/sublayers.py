@@ -96,15 +96,30 @@ class SubLayers:
         low = torch.einsum("ngi,goi->ngo", out_NX.view(len(out_NX), c.o_groups, -1), by_group)
         return self.linear(low.flatten(1), f"{at}wo_b")
 
-    def feed_forward(self, at: str, x_NC: Tensor, count: int) -> Tensor:
-        """Each row's `count` experts and the shared one (section 6)."""
+    def feed_forward(self, at: str, x_NC: Tensor, count: int, sequences: int) -> Tensor:
+        """Each row's `count` experts and the shared one (section 6). `sequences`: that the rows belong to."""
         c = self.config
         gate, bias = self.p[f"{at}ffn.gate.weight"], self.p[f"{at}ffn.gate.bias"]
         routing = route(x_NC, gate, bias, count=count, scaling=c.routed_scaling_factor)
-        load = torch.bincount(routing.experts.flatten(), minlength=len(gate)).float()
-        self.balance.loads[at] = load
-        share = (routing.scores / routing.scores.sum(-1, keepdim=True)).mean(0)
-        self.balance.losses.append((share * load / load.mean()).sum())
+        loads_BE = sequence_loads(routing.experts, len(gate), sequences)
+        self.balance.loads[at] = loads_BE.sum(0)
+        self.balance.losses.append(balance_loss(routing.scores, loads_BE))
         stacks = Experts.of(self.p, f"{at}ffn.experts.", self.rounding.experts)
         own = Experts(*(self.p[f"{at}ffn.shared_experts.{name}.weight"] for name in ("w1", "w2", "w3")))
         return mixture(x_NC, routing, stacks, c.swiglu_limit) + swiglu(x_NC, own, c.swiglu_limit)
+
+
+def sequence_loads(experts_NK: Tensor, num_experts: int, sequences: int) -> Tensor:
+    """Rows an expert of each sequence, [B, E]; the N rows are sequence after sequence."""
+    of_sequence = experts_NK.view(sequences, -1)
+    return torch.zeros(sequences, num_experts).scatter_add_(1, of_sequence, torch.ones(of_sequence.shape))
+
+
+def balance_loss(scores_NE: Tensor, loads_BE: Tensor) -> Tensor:
+    """1 where every sequence uses all experts alike, more where a sequence prefers some (section 13).
+
+    The mean over sequences of sum_e share_e load_e / mean load: shares of the scores carry the gradient.
+    """
+    shares_NE = scores_NE / scores_NE.sum(-1, keepdim=True)
+    shares_BE = shares_NE.view(len(loads_BE), -1, scores_NE.shape[1]).mean(1)
+    return (shares_BE * loads_BE / loads_BE.mean(-1, keepdim=True)).sum(-1).mean()

@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ class Trainer:
     ) -> None:
         self.task, self.parameters, self.plan, self.ranks = task, parameters, plan, ranks
         self._optimiser = Optimiser(parameters)
-        self.progress = Progress(length=plan.length)
+        self.progress: Progress = Progress(length=plan.length)
         for name, tensor in parameters.items():
             tensor.requires_grad_(not name.endswith(("gate.bias", "gate.bias_vl")))
 
@@ -103,7 +104,7 @@ class Trainer:
                 self.progress = replace(self.progress, epoch=self.progress.epoch + 1, batch=0)
 
     def _behind(self, batch: Ids, seconds: float) -> Progress:
-        """Where a batch leaves the training. Other lengths begin an epoch of their own: a checkpoint says so."""
+        """Where a batch leaves the training, and in what length it goes on: another is another epoch."""
         now = self.progress
         seen = now.seen + (batch.size - len(batch)) * self.ranks.size
         length = self.plan.long_length if self.plan.is_last_part(seen) else self.plan.length
@@ -129,9 +130,8 @@ class Trainer:
         learns = late or self.progress.steps % _LEARNS_INDEX_OF == 0
         mode = Mode(self.task.rounding if late else Rounding(), sparse=late, learn_index=learns)
         loss = loss_of(self.task.network, self.parameters, batch, targets, mode)
-        names = [name for name, tensor in self.parameters.items() if tensor.requires_grad]
-        found = torch.autograd.grad(loss.total, [self.parameters[n] for n in names], materialize_grads=True)
-        gradients = dict(zip(names, found, strict=True))
+        learning = {name: tensor for name, tensor in self.parameters.items() if tensor.requires_grad}
+        gradients = gradients_of(loss.total, learning)
         self.ranks.mean(gradients)
         clip(gradients, 1.0)
         with torch.no_grad():
@@ -147,14 +147,27 @@ class Trainer:
 
     def save(self, folder: Path) -> None:
         """A checkpoint that `resume` continues bit for bit."""
-        saved.save(folder / CHECKPOINT, self.parameters, self._optimiser, asdict(self.progress))
+        file = folder / CHECKPOINT
+        saved.save(file, self.parameters, self._optimiser, asdict(self.progress), self._begun)
 
     def resume(self, folder: Path) -> bool:
-        """False where there is no checkpoint."""
-        progress = saved.load(folder / CHECKPOINT, self.parameters, self._optimiser)
+        """False where there is no checkpoint. Raises InvalidInput for one of another plan."""
+        progress = saved.load(folder / CHECKPOINT, self.parameters, self._optimiser, self._begun)
         if progress is not None:
             self.progress = Progress(**progress)
         return progress is not None
+
+    @property
+    def _begun(self) -> dict[str, Any]:
+        """What schedule and order of the data follow from."""
+        return asdict(self.plan) | {"ranks": self.ranks.size}
+
+
+def gradients_of(total: Tensor, learning: Parameters) -> Parameters:
+    """By name. What took no part in the step has none and is not stepped: the indexer, most of the time."""
+    found = torch.autograd.grad(total, list(learning.values()), allow_unused=True)
+    found = cast(Sequence[Tensor | None], found)  # its types know of no unused ones
+    return {name: each for name, each in zip(learning, found, strict=True) if each is not None}
 
 
 def clip(gradients: Parameters, limit: float) -> None:

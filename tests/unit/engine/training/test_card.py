@@ -2,21 +2,28 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from tiny_place import finished_place, tiny_corpus
 
 from engine.model.registry import load_model
-from engine.training.card import CardSize, main, make_card, ship
+from engine.training.card import CardSize, known_quality, main, make_card, ship
 from engine.training.card_text import card_text
+from engine.training.checkpoint_effects import NAMES, Checkpoint, Extent, known_table
 from engine.training.corpus import Corpus
 from engine.training.gate import gate
 from engine.training.loss_curve import loss_curve
 from engine.training.model_card import Card, check_bits_per_byte, read_card
-from engine.training.quality import Size, acceptance
+from engine.training.quality import QUICK, Size, acceptance
 from engine.training.quality_parts import AS_SERVED, SERVED
 
 SIZE = CardSize(2, 2, Size(judged=3, compared=2, recalled=2, drafted=2, stride=40, length=160))
+
+
+def _change(file: Path, old: bytes, new: bytes) -> None:
+    file.write_bytes(file.read_bytes().replace(old, new))
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +52,39 @@ def test_every_change_is_measured_through_the_serving_model(card: Card):
 
 
 def test_what_is_on_record_is_not_measured_again(work: Path, corpus: Corpus, card: Card):
-    table = work / "effects.json"
-    table.write_bytes(table.read_bytes().replace(b"Engram", b"Engrim"))
+    for name in ("effects.json", "quality.json"):
+        _change(work / name, b'"name":"Engram off"', b'"name":"Engrim off"')
     again = make_card(work, corpus, SIZE, processes=1)
-    assert again.quality == card.quality
-    assert "Engrim off" in [effect.name for effect in again.trained.effects]
-    (work / "effects.json").write_bytes(
-        (work / "effects.json").read_bytes().replace(b'"seen":0', b'"seen":1')
+    for effects in (again.trained.effects, again.quality.effects):
+        assert "Engrim off" in [effect.name for effect in effects]
+
+
+@pytest.mark.parametrize("of", ["weights", "text", "variants", "extent", "form"])
+def test_what_is_of_something_else_is_not_on_record(work: Path, corpus: Corpus, card: Card, of: str):
+    """Other weights after as many tokens, another corpus, other variants, fewer windows, an older file."""
+    quality, effects = work / "quality.json", work / "effects.json"
+    kept = {file: file.read_bytes() for file in (quality, effects)}
+    assert _on_record(work, corpus) == (True, True)
+    changes: dict[str, tuple[Any, Any]] = {
+        "weights": ({"weights": "another"}, {"weights": "another"}),
+        "text": ({"text": "another"}, {"text": "another"}),
+        "variants": ({"variants": ["Engram off"]}, {"extent": {"names": ["Engram off"], "windows": 2}}),
+        "extent": ({"size": msgspec.to_builtins(QUICK)}, {"extent": {"names": NAMES, "windows": 3}}),
+        "form": ({"variants": None}, {"extent": None}),
+    }
+    for file, change in zip(kept, changes[of], strict=True):
+        file.write_bytes(msgspec.json.encode(msgspec.json.decode(kept[file]) | change))
+    assert _on_record(work, corpus) == (False, False)
+    for file, content in kept.items():
+        file.write_bytes(content)
+
+
+def _on_record(work: Path, corpus: Corpus) -> tuple[bool, bool]:
+    trained = Checkpoint(work, before_last_part=False)
+    return (
+        known_quality(work, corpus, SIZE.released) is not None,
+        known_table(trained, Extent(NAMES, SIZE.trained)) is not None,
     )
-    anew = make_card(work, corpus, SIZE, processes=1)  # of another checkpoint
-    assert anew.trained == card.trained
 
 
 def test_the_folder_loads_and_says_what_it_is_worth(work: Path, card: Card, tmp_path: Path):

@@ -3,9 +3,9 @@
 import torch
 from tiny_nano import repeating_tokens, stirred_parameters, tiny_config, tiny_task
 
-from engine.training.effects import in_all, measure, recall_of, recalls
 from engine.training.judging import Window
 from engine.training.network import Mode
+from engine.training.table import in_all, measure, recall_of, recalls
 from engine.training.variants import Variant, variants
 
 CONFIG = tiny_config()

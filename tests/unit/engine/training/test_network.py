@@ -11,7 +11,7 @@ from engine.model.tensor_source import TensorsInMemory
 from engine.training.losses import loss_of
 from engine.training.network import Mode
 from engine.training.parameters import released_tensors
-from engine.training.sublayers import Rounding
+from engine.training.sublayers import Rounding, balance_loss, sequence_loads
 from kernels.torch_operations import TorchOperations
 
 
@@ -65,6 +65,30 @@ def test_every_weight_learns(late: bool):
     ]
     assert idle == []
     assert all(torch.isfinite(t.grad).all() for t in parameters.values() if t.grad is not None)
+
+
+def test_experts_balance_sequence_by_sequence():
+    """Two sequences that each prefer other experts are balanced in sum, and not each by itself."""
+    scores = torch.tensor([[3.0, 1.0]] * 4 + [[1.0, 3.0]] * 4)
+    experts = scores.topk(1, -1).indices
+    loads = sequence_loads(experts, 2, 2)
+    assert loads.tolist() == [[4.0, 0.0], [0.0, 4.0]]
+    assert float(balance_loss(scores, loads)) == pytest.approx(2 * 0.75)
+    together = sequence_loads(experts, 2, 1)
+    assert float(balance_loss(scores, together)) == pytest.approx(1.0)
+
+
+def test_a_pass_balances_the_sequences_of_its_batch():
+    """The same for two sequences in one pass as on average for each alone."""
+    config = tiny_config()
+    task, parameters = tiny_task(config), stirred_parameters(config)
+    ids = np.stack([repeating_tokens(64, seed) for seed in (1, 2)])
+    with torch.no_grad():
+        both, *each = (
+            torch.stack(task.network.forward(parameters, task.batches(rows), Mode())[1].balance.losses)
+            for rows in (ids, ids[:1], ids[1:])
+        )
+    assert torch.allclose(both, torch.stack(each).mean(0), atol=1e-5)
 
 
 def test_the_indexer_teaches_nothing_but_itself():

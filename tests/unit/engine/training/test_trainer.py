@@ -1,16 +1,21 @@
 """Training learns, stops, and goes on as if it had never stopped."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_nano import repeating_tokens, tiny_config, tiny_task
 
+from engine.errors import BrokenModelFile
 from engine.training.losses import Loss
 from engine.training.parameters import initial_parameters
+from engine.training.ranks import Ranks
 from engine.training.saved import progress_of
+from engine.training.tensor_file import read_tensors, write_tensors
 from engine.training.trainer import CHECKPOINT, Plan, Progress, Trainer
+from protocol.errors import InvalidInput
 
 TOKENS = repeating_tokens(3_000)
 PLAN = Plan(tokens=1_536, batch_tokens=128, length=32, long_length=64, last_part=0.34, warm_up=0.2)
@@ -85,6 +90,51 @@ def test_all_steps_of_the_plan_are_tried(straight: Straight):
 
 def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path: Path):
     assert not trainer().resume(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "plan", "ranks"),
+    [
+        ("tokens", replace(PLAN, tokens=2_048), Ranks()),
+        ("batch_tokens", replace(PLAN, batch_tokens=256), Ranks()),
+        ("last_part", replace(PLAN, last_part=0.5), Ranks()),
+        ("ranks", PLAN, Ranks(0, 2)),
+    ],
+)
+def test_a_checkpoint_of_another_plan_is_refused_by_its_field(
+    straight: Straight, field: str, plan: Plan, ranks: Ranks
+):
+    config = tiny_config()
+    other = Trainer(tiny_task(config), initial_parameters(config, 1), plan, ranks)
+    with pytest.raises(InvalidInput, match=f"begun with {field} [0-9.]+, not"):
+        other.resume(straight.folder / "3")
+
+
+@pytest.mark.parametrize("what", ["lacks", "has no use for"])
+def test_a_checkpoint_of_other_tensors_is_refused(straight: Straight, tmp_path: Path, what: str):
+    """A tensor that the file lacks would keep its random start."""
+    tensors, words = read_tensors(straight.folder / "3" / CHECKPOINT)
+    if what == "lacks":
+        del tensors["p:layers.0.attn.wkv.weight"]
+    else:
+        tensors["p:layers.0.attn.wkw.weight"] = torch.zeros(1)
+    write_tensors(tmp_path / CHECKPOINT, tensors, words)
+    with pytest.raises(BrokenModelFile, match=rf"{what} 1 tensors.*'p:layers.0.attn.wk[vw].weight'"):
+        trainer().resume(tmp_path)
+
+
+def test_indexers_rest_where_they_learn_nothing():
+    """Of four steps in the first part one teaches them. Momentum alone moves nothing in the others."""
+    one = trainer()
+    found: list[dict[str, torch.Tensor]] = [_indexers(one)]
+    one.run(TOKENS, lambda: len(found) == 6, lambda _, __: found.append(_indexers(one)))
+    for step, (before, after) in enumerate(pairwise(found)):
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        assert moved == (set(before) if step % 4 == 0 else set()), step
+
+
+def _indexers(one: Trainer) -> dict[str, torch.Tensor]:
+    return {n: t.detach().clone() for n, t in one.parameters.items() if ".indexer." in n}
 
 
 def test_rates_warm_up_and_fall():

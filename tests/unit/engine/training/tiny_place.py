@@ -12,9 +12,9 @@ from tiny_nano import stirred_parameters, tiny_raw
 
 from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.engram_hash import compress_ids, table_primes
+from engine.training.checkpoint_effects import PLAN, Checkpoint
 from engine.training.corpus import Corpus, SourceFile, standard_library
 from engine.training.draft import initial_drafts
-from engine.training.effects import PLAN, Checkpoint
 from engine.training.release import write_release
 from engine.training.trainer import Trainer
 from engine.training.vocabulary import encode_texts, learn_vocabulary
