@@ -62,7 +62,8 @@ def check_integrity(state_dir: Path | None = None) -> Audit:
     groups = cgroups.list_groups(cgroups.mount_roots(), cgroups.state_key(state))
     records = Journal(state).records()
     dead = [record for record in records if not _has_owner(record)]
-    found = [*_processes(dead), *_groups(groups, records, dead), *_mounts(), *_links(state), *_drafts(state)]
+    found = [*_processes(dead), *_groups(groups, records, dead), *_mounts()]
+    found += [*_links(state, dead), *_drafts(state)]
     found += _profiles(profiles, {record.id for record in records if record not in dead})
     found += [Leftover("record", record.id, record.id) for record in dead]
     found += [Leftover("record", str(path)) for path in Journal(state).strays()]
@@ -153,12 +154,13 @@ def _mounts() -> Iterator[Leftover]:
             yield Leftover("mount", target)
 
 
-def _links(state: Path) -> Iterator[Leftover]:
+def _links(state: Path, dead: Iterable[Record]) -> Iterator[Leftover]:
     """Host ends in this network namespace. The kernel removes one with the last process of its sandbox, so
-    there is one here only where such a process still lives."""
+    there is one here only where such a process still lives; no record names one that was made ahead."""
+    users = {name: record.id for record in dead for name in record.links}
     for each in links.host_ends():
         if each.state == cgroups.state_key(state) and not each.owner.is_alive():
-            yield Leftover("link", each.name)
+            yield Leftover("link", each.name, users.get(each.name, ""))
 
 
 def _profiles(profiles: Mapping[str, Set[str]], live: Set[str]) -> Iterator[Leftover]:

@@ -19,9 +19,9 @@ from sandbox.audit import Leftover, check_integrity, sweep
 from sandbox.egress import links, service
 from sandbox.egress.service import Egress
 from sandbox.errors import StartError, UnsupportedError
-from sandbox.journal import Journal
+from sandbox.journal import Journal, Record
 from sandbox.policy import Network
-from sandbox.processes import ProcessKey, find_process
+from sandbox.processes import ProcessKey, boot_id, find_process
 
 
 def test_a_host_without_the_programs_refuses_before_anything_is_made(create, state_dir, monkeypatch):
@@ -72,7 +72,10 @@ def test_nothing_stays_of_an_owner_that_was_killed(internet, tmp_path, toolkit):
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline().startswith("sbx-")
-        assert len(links.host_ends(internet.namespace)) == 3
+        ends = {each.name for each in links.host_ends(internet.namespace)}
+        assert len(ends) == 3
+        (record,) = Journal(tmp_path).records()
+        assert len(ends & set(record.links)) == 1
         owner.send_signal(signal.SIGKILL)
     wait_until(lambda: internet.devices() == ["lo"])
     assert {each.kind for each in sweep(tmp_path)} >= {"cgroup", "record"}
@@ -89,7 +92,10 @@ def test_an_audit_finds_host_ends_whose_owner_has_gone(tmp_path, monkeypatch):
             patch.setattr(links, "this_process", lambda: key)
             stale = links.make_link(uplink, cgroups.state_key(tmp_path), lambda ifindex: None)
         live = links.make_link(uplink, cgroups.state_key(tmp_path), lambda ifindex: None)
-        found = [Leftover("link", stale.name)]
+        ahead = Leftover("link", stale.name)
+        assert list(links.run_in(uplink, lambda: check_integrity(tmp_path)).leftovers) == [ahead]
+        Journal(tmp_path).write(Record("sbx-gone", key, boot_id(), "function", (), links=(stale.name,)))
+        found = [Leftover("link", stale.name, "sbx-gone"), Leftover("record", "sbx-gone", "sbx-gone")]
         assert list(links.run_in(uplink, lambda: check_integrity(tmp_path)).leftovers) == found
         assert list(links.run_in(uplink, lambda: sweep(tmp_path))) == found
         assert [each.name for each in links.host_ends(uplink)] == [live.name]
