@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.guard.node import shared_guard
 from sandbox.native.build import build
 from sandbox.places import default_state_dir, default_toolkit
 from sandbox.toolkit import build_toolkit
@@ -20,6 +21,7 @@ def toolkit() -> Path:
     build()
     place = default_toolkit(default_state_dir())
     build_toolkit(place)
+    shared_guard()  # whose descriptors stay, where this kernel has it
     return place
 
 
