@@ -1,60 +1,50 @@
-"""Memory of a long pass is bounded: no tensor grows with the square of the length."""
+"""Memory of a long pass is bounded: nothing grows with the square of the length, whoever allocates it."""
 
-import torch
-from golden_sets import changed, golden_config, random_model
-from torch.utils._python_dispatch import TorchDispatchMode
+import pytest
 
-from engine.model.deepseek.config import Quantisation
+from bench.forward_memory import TINY, Verdict, run_pass
+from bench.random_deepseek import config_json
+from engine.model.deepseek.config import DeepseekConfig
 
-HIDDEN, HEAD, VOCABULARY = 32, 32, 64
-
-
-class LargestTensor(TorchDispatchMode):
-    """Notes the most bytes that any result takes."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest_bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, torch.Tensor):
-                self.largest_bytes = max(self.largest_bytes, tensor.untyped_storage().nbytes())
-        return result
+MIB = 1 << 20
+LENGTH = 6144
 
 
-def tiny_config(quantised: bool):
-    """Every mechanism but Engram, in six layers of the least widths."""
-    return changed(
-        golden_config("b"), quantisation=Quantisation() if quantised else Quantisation.off(),
-        vocab_size=VOCABULARY, hidden_size=HIDDEN, num_hidden_layers=6, num_attention_heads=1,
-        head_dim=HEAD, qk_rope_head_dim=8, q_lora_rank=32, o_lora_rank=32, o_groups=1, sliding_window=8,
-        compress_ratios=(0, 2, 2, 1, 1, 1), kv_source_layer_ids=(1, 3), index_source_layer_ids=(1, 3, 4),
-        candidate_source_layer_id=3, candidate_topk_blocks=8, candidate_block_size=8, index_n_heads=1,
-        index_head_dim=32, index_topk=16, moe_intermediate_size=32, n_routed_experts=2, num_experts_per_tok=1,
-        max_position_embeddings=1 << 20,
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def passes(cpu_library):
+    """Of a length and of twice that, each in a process of its own."""
+    return run_pass(LENGTH), run_pass(2 * LENGTH)
 
 
-def largest_bytes(length: int, quantised: bool) -> int:
-    model = random_model(tiny_config(quantised))
-    ids = [i * 7 % VOCABULARY for i in range(length)]
-    with LargestTensor() as seen:
-        logits = model.logits(ids, last_only=True)
-    assert logits.shape == (VOCABULARY,)
-    assert logits.isfinite().all()
-    return seen.largest_bytes
+def test_twice_the_length_takes_no_more_than_twice_the_memory(passes):
+    half, whole = passes
+    assert whole.added_bytes <= 2.2 * half.added_bytes
 
 
-def test_the_largest_tensor_of_a_long_pass_is_bounded(cpu_library):
-    """16 MiB of scores, 32 MiB of gathered entries, or what the cache itself takes; 512 x 6,144 would be less
-    than a row of heads times length times length, which is what must not be there."""
-    length = 6144
-    bound = 40 << 20
-    assert length * length * 4 > 3 * bound
-    assert largest_bytes(length, quantised=True) < bound
+def test_what_the_second_half_adds_is_less_than_a_tensor_of_length_times_length(passes):
+    """Were it of single bytes alone: the second half of the rows would add 108 MiB."""
+    half, whole = passes
+    assert whole.added_bytes - half.added_bytes < ((2 * LENGTH) ** 2 - LENGTH**2) / 2
 
 
-def test_a_short_pass_takes_little(cpu_library):
-    assert largest_bytes(64, quantised=False) < 1 << 20
+def test_the_peak_is_measured(passes):
+    """More than the cache alone, which is there at the end of a pass."""
+    for found in passes:
+        assert found.added_bytes > found.cache_bytes > 0
+        assert found.before_bytes > 50 * MIB  # PyTorch itself
+
+
+def test_every_mechanism_takes_part():
+    config = DeepseekConfig.from_dict(config_json(TINY))
+    assert config.max_position_embeddings == 1 << 20
+    assert config.engram_layer_ids
+    assert config.candidate_source_layer_id >= 0
+    assert config.candidate_topk_blocks * config.candidate_block_size < LENGTH
+    assert config.index_topk < LENGTH
+    assert (config.quantisation.main, config.quantisation.index, config.quantisation.window) == (True,) * 3
+
+
+@pytest.mark.parametrize(("mib", "half_mib", "met"), [(200, 100, True), (221, 100, False), (300, 200, False)])
+def test_the_verdict_is_of_growth_and_of_a_bound(mib, half_mib, met):
+    found = Verdict("forward_memory", "MiB", mib, "half", half_mib, 2.2)
+    assert found.met is met
