@@ -1,5 +1,6 @@
 """The profile `fast`: every form of the C library computes what integer_product.py says, row by row."""
 
+import hashlib
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from kernels.cpu.library import load, open_library
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.packing import GROUP_ROWS, pack
 from kernels.integer_product import HIGHEST, integer_product, multiply_add, quantise_rows
-from kernels.operations import Weight, WeightFormat, select_operations
+from kernels.operations import NUMERICS, Weight, WeightFormat, select_operations
 from kernels.torch_operations import TorchOperations, dequantize
-from kernels.whole_numbers import FORMATS
+from kernels.whole_numbers import E2M1, FORMATS, whole_numbers
 
 FORMS = {
     "native": None,
@@ -116,6 +117,24 @@ def test_every_form_gives_the_same_bits(operations: CpuOperations, cpu_library: 
     for form in QUANTISED:
         weight, x = native.prepare(random_weight(form, 50, 576)), rows_of(5, 576)
         assert torch.equal(operations.linear(x, (weight,))[0], native.linear(x, (weight,))[0])
+
+
+def test_these_bits_have_a_version(cpu_library: Path) -> None:
+    """Another digest is another arithmetic: raise NUMERICS["fast"], then note its digest here."""
+    digests = {1: "147cf8ac5da54ae3"}
+    scattered = (torch.arange(50 * 576) * 7919 % 10_007).view(50, 576)
+    x, matrix = (scattered[:5] - 5003) / 1024, (scattered - 5003) / 4096
+    in_8_bits = matrix.to(torch.float8_e4m3fn).float()
+    weights = [whole_numbers(values) for values in (matrix, in_8_bits, E2M1[scattered % 16].float())]
+    for form, size, headers in (("q4_1", 20, (1, 3)), ("q8_0", 34, (1,))):
+        data = (torch.arange(50 * 18 * size) * 7919 % 251).to(torch.uint8).view(50, 18, size)
+        for header in headers:
+            data[..., header] = (data[..., header] & 0x83) | 0x2C
+        weights.append(Weight(data.flatten(1), 50, 576, form))
+    operations = CpuOperations(1, "fast", library=open_library(cpu_library))
+    products = operations.linear(x, [operations.prepare(weight) for weight in weights])
+    found = hashlib.sha256(b"".join(product.numpy().tobytes() for product in products)).hexdigest()[:16]
+    assert digests[NUMERICS["fast"]] == found
 
 
 def test_quantising_rounds_to_the_nearest_of_65535_values() -> None:
