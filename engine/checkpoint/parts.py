@@ -36,6 +36,14 @@ class Part:
     draft_experts: Experts | None = None  # routed ones of the draft blocks
     encoder_only: bool = False
 
+    def experts_of(self, layer: int) -> frozenset[int] | None:
+        """Those held of a layer of the backbone; None: all."""
+        return _of_layer(self.experts, layer)
+
+    def draft_experts_of(self, block: int) -> frozenset[int] | None:
+        """Those held of a draft block; None: all."""
+        return _of_layer(self.draft_experts, block)
+
     def holds(self, name: str, cut: int) -> bool:
         """Whether a weight belongs to it; `cut` is the decoder's first layer."""
         return self._holds_expert(name) and (not self.encoder_only or _is_of_encoder(name, cut))
@@ -45,9 +53,7 @@ class Part:
         if routed is None:
             return True
         layer, expert = int(routed[2]), int(routed[3])
-        held = self.experts if routed[1] == "layers" else self.draft_experts
-        if isinstance(held, Mapping):
-            held = held.get(layer, frozenset())
+        held = self.experts_of(layer) if routed[1] == "layers" else self.draft_experts_of(layer)
         return held is None or expert in held
 
 
@@ -66,6 +72,10 @@ def rank_part(family: Family, rank: int, num_ranks: int, *, encoder_only: bool =
     return Part(
         _share(config.n_routed_experts, rank, num_ranks), _share(drafts, rank, num_ranks), encoder_only
     )
+
+
+def _of_layer(experts: Experts | None, layer: int) -> frozenset[int] | None:
+    return experts.get(layer, frozenset()) if isinstance(experts, Mapping) else experts
 
 
 def _share(num_experts: int, rank: int, num_ranks: int) -> frozenset[int]:

@@ -19,8 +19,8 @@ from engine.model.tensor_source import TensorSource
 from kernels.operations import Operations
 
 
-class Attention:
-    """`write` makes a layer's keys, `mix` its output; a call does both."""
+class LayerKeys:
+    """What a layer leaves in the caches: window entries, and a kv source's main entries and index keys."""
 
     def __init__(
         self,
@@ -30,22 +30,13 @@ class Attention:
         operations: Operations,
         prefix: str,
     ) -> None:
-        self._role, self._scale, self._records = role, config.head_dim**-0.5, Records.of(config)
-        self._sink_H = source.take(f"{prefix}.attn_sink", (config.num_attention_heads,))
-        self._output = GroupedOutput(config, source, operations, prefix)
-        self._compressor = self._index_keys = self._indexer = None
+        self._role, self._records = role, Records.of(config)
+        self._compressor = self._index_keys = None
         if role.owns_entries:
             self._compressor = Compressor(config, source, f"{prefix}.compressor", role.ratio)
             self._index_keys = IndexKeys(config, source, f"{prefix}.indexer")
-        if role.owns_selection:
-            self._indexer = Indexer(config, role)
         compressed = self._compressor.weights if self._compressor is not None else ()
         self._keys = Keys(config, source, operations, prefix, compressed)
-        self._queries = Queries(config, source, operations, prefix, indexed=role.owns_selection)
-
-    def __call__(self, step: Step, x_TC: Tensor, view: View) -> Tensor:
-        """[T, C], of a view that picks no rows."""
-        return self.mix(step, x_TC, view, self.write(step, x_TC, view))
 
     def write(self, step: Step, x_TC: Tensor, view: View) -> Tensor:
         """Keys of all rows of the view, into the cache; the pool of window entries for `mix`."""
@@ -70,6 +61,29 @@ class Attention:
         rotate_(latents_GD, angles)
         entries.main[plan.entries] = encode(step.operations, self._records.main, latents_GD[plan.written])
         entries.index[plan.entries] = encode(step.operations, self._records.index, keys[plan.written])
+
+
+class Attention:
+    """`write` makes a layer's keys, `mix` its output; a call does both."""
+
+    def __init__(
+        self,
+        config: DeepseekConfig,
+        role: LayerRole,
+        source: TensorSource,
+        operations: Operations,
+        prefix: str,
+    ) -> None:
+        self._role, self._scale = role, config.head_dim**-0.5
+        self._sink_H = source.take(f"{prefix}.attn_sink", (config.num_attention_heads,))
+        self._output = GroupedOutput(config, source, operations, prefix)
+        self._indexer = Indexer(config, role) if role.owns_selection else None
+        self._queries = Queries(config, source, operations, prefix, indexed=role.owns_selection)
+        self.write = LayerKeys(config, role, source, operations, prefix).write
+
+    def __call__(self, step: Step, x_TC: Tensor, view: View) -> Tensor:
+        """[T, C], of a view that picks no rows."""
+        return self.mix(step, x_TC, view, self.write(step, x_TC, view))
 
     def mix(self, step: Step, x_TC: Tensor, view: View, pool_PD: Tensor) -> Tensor:
         """[T, C] of the view's queries, whose rows x holds."""

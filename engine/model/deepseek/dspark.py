@@ -19,6 +19,7 @@ from engine.model.deepseek.dspark_block import DraftBlock
 from engine.model.deepseek.dspark_context import Anchor, DraftCache, DraftPlan, StreamTap
 from engine.model.deepseek.hyper_connections import Stream
 from engine.model.deepseek.model import DeepseekModel
+from engine.model.deepseek.moe import share_of
 from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.records import encode
 from engine.model.deepseek.roles import cut_layer
@@ -26,6 +27,7 @@ from engine.model.deepseek.rope import RotaryTables
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
 from engine.speculation.distribution import Logits
+from protocol.errors import InvalidInput
 
 Pick = Callable[[int, Tensor], Tensor]
 """Chooses the k-th draft of each sequence: k and logits [S, V], which follow from earlier ones; int64 [S]."""
@@ -65,15 +67,23 @@ class DraftModel:
     """Draft blocks and their heads; embedding and head are the model's. Not thread-safe; holds no state."""
 
     def __init__(self, model: DeepseekModel, source: TensorSource) -> None:
-        """Raises BrokenModelFile: a tensor missing or misshapen, or a config that cannot draft."""
+        """Drafts of the model's part. Raises BrokenModelFile: a tensor missing or misshapen, or a config that
+        cannot draft; InvalidInput: a part that cannot.
+        """
         self.config = config = model.config
         _check(config)
+        if model.part.encoder_only:
+            raise InvalidInput("part.encoder_only: drafts read the decoder's streams, which are elsewhere")
         c, rank, last = config.hidden_size, config.dspark_markov_rank, config.num_nextn_predict_layers - 1
         self._model, self._table = model, RotaryTables.of(config).window
         width = c * len(config.dspark_target_layer_ids)
         self._main = Dense.prepared(source.take("mtp.0.main_proj.weight", (c, width)), model.operations)
         self._main_norm = RmsNorm.take(source, "mtp.0.main_norm", c, config.rms_norm_eps)
-        self._blocks = [DraftBlock(config, source, model.operations, number) for number in range(last + 1)]
+        shares = [share_of(model.part.draft_experts_of(n), model.exchange) for n in range(last + 1)]
+        self._blocks = [
+            DraftBlock(config, source, model.operations, number, share=share)
+            for number, share in enumerate(shares)
+        ]
         prefix, v = f"mtp.{last}", config.vocab_size
         self._norm = RmsNorm.take(source, f"{prefix}.norm", c, config.rms_norm_eps)
         self._markov_VM = source.take(f"{prefix}.markov_head.embed.weight", (v, rank))

@@ -10,7 +10,7 @@ from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.core_attention import Entries, attend
 from engine.model.deepseek.dspark_context import DraftCache, DraftPlan
 from engine.model.deepseek.hyper_connections import HyperConnection, Stream, add_output
-from engine.model.deepseek.moe import MixtureOfExperts
+from engine.model.deepseek.moe import MixtureOfExperts, Share
 from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.projections import GroupedOutput, Keys, Queries
 from engine.model.deepseek.records import decode, encode
@@ -54,7 +54,13 @@ class DraftBlock:
     """The block with that number. Its experts and hyper-connections are its own."""
 
     def __init__(
-        self, config: DeepseekConfig, source: TensorSource, operations: Operations, number: int
+        self,
+        config: DeepseekConfig,
+        source: TensorSource,
+        operations: Operations,
+        number: int,
+        *,
+        share: Share | None = None,
     ) -> None:
         prefix, c, eps = f"mtp.{number}", config.hidden_size, config.rms_norm_eps
         self._number = number
@@ -66,6 +72,7 @@ class DraftBlock:
         self._experts = MixtureOfExperts(
             config, source, operations, f"{prefix}.ffn",
             experts=config.dspark_n_routed_experts, experts_per_row=config.dspark_num_experts_per_tok,
+            share=share,
         )  # fmt: skip
 
     def __call__(self, operations: Operations, stream: Stream, plan: DraftPlan, cache: DraftCache) -> Stream:

@@ -116,6 +116,28 @@ class HyperConnection:
         )
 
 
+class StreamReader:
+    """What a site would read, [T, C], of a part that lacks the site's own weights: to the same bits."""
+
+    def __init__(self, config: TextShape, norm: RmsNorm) -> None:
+        self._site = HyperConnection(config, _NoCoefficients(), "", norm)
+
+    def __call__(self, operations: Operations, stream: Stream) -> Tensor:
+        return self._site.enter(operations, stream.x, stream.premix)[1]
+
+
+class _NoCoefficients:
+    """Zeros: where a site is one call, it makes its coefficients beside what it reads, and nobody asks."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape)
+
+    def check_all_taken(self) -> None: ...
+
+
 def sinkhorn(mix_TNN: Tensor, iterations: int, eps: float) -> Tensor:
     """Columns, then `iterations` - 1 times rows and columns, each divided by its sum + eps.
 
