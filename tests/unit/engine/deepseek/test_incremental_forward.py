@@ -20,6 +20,7 @@ RUNS = [
     ("b", "off", "auto", "exact"),
     ("a", "on", "auto", "fast"),
     ("b", "off", "auto", "fast"),
+    ("a", "on", "torch", "exact"),
     ("a", "on", "torch", "fast"),
 ]
 

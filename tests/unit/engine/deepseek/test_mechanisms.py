@@ -4,6 +4,8 @@ The golden vectors say that the whole is right; these say that every part takes 
 """
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -15,6 +17,7 @@ from engine.model.deepseek import attention, candidates, indexer
 from engine.model.deepseek.config import Quantisation
 from engine.model.deepseek.hyper_connections import Stream
 from engine.model.deepseek.rope import Angles
+from engine.model.deepseek.step import KeyRows
 
 LEAST = 1e-3  # a change of the logits that no rounding makes; 2e-5 is what rounding does
 
@@ -118,6 +121,53 @@ def _signed_products(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "relu_", lambda self: self)
 
 
+def _selection_of_the_source_before(monkeypatch):
+    """Reuse layers 9 and 11 read what layers 6 and 8 chose, of the same entries, in place of 8 and 10."""
+    chosen, before = {}, {9: 6, 11: 8}
+    select, mix = indexer.Indexer.select, attention.Attention.mix
+
+    def note(self, step, rows, queries):
+        found = chosen[self._role.layer] = select(self, step, rows, queries)
+        return found
+
+    def mixed(self, step, *rest):
+        if self._role.layer in before:
+            step.shared.selection = chosen[before[self._role.layer]]
+        return mix(self, step, *rest)
+
+    monkeypatch.setattr(indexer.Indexer, "select", note)
+    monkeypatch.setattr(attention.Attention, "mix", mixed)
+
+
+def _reindex_by_keys_of_layer_4(monkeypatch):
+    """A group of layer 6's gets the score of the group of two in which layer 4 has it."""
+    real = indexer.Indexer._keys
+
+    def keys(self, step, rows, sequence):
+        if self._role.role != "reindex":
+            return real(self, step, rows, sequence)
+        earlier, count = copy(self), rows.sequences[sequence].stop
+        earlier._role = replace(self._role, kv_source=4, ratio=2)
+        step.shared.index_keys = {}  # which has the keys of layer 6
+        found = real(earlier, step, rows, sequence)
+        step.shared.index_keys = {}
+        return KeyRows(found.pool, found.rows[(torch.arange(count) // 2).clamp(max=len(found.rows) - 1)])
+
+    monkeypatch.setattr(indexer.Indexer, "_keys", keys)
+
+
+def _candidates_limit_their_own_source(monkeypatch):
+    """Layer 6 selects inside the blocks that it makes for layers 8 and 10."""
+    real = candidates.candidate_blocks
+
+    def blocks(scores, visible, size, k):
+        found = real(scores, visible, size, k)
+        candidates.restrict_(scores, found, size)
+        return found
+
+    monkeypatch.setattr(indexer, "candidate_blocks", blocks)
+
+
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "no inverse rotation": _no_inverse,
     "no delayed input mix": _same_site_mix,
@@ -125,6 +175,9 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "no selected entries": _no_selected_entries,
     "transposed stream mix": _transposed_mix,
     "no ReLU in index scores": _signed_products,
+    "another source's selection in reuse layers": _selection_of_the_source_before,
+    "another source's keys in reindex layers": _reindex_by_keys_of_layer_4,
+    "the candidate source's own selection inside its candidates": _candidates_limit_their_own_source,
 }
 
 
