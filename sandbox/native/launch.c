@@ -177,10 +177,11 @@ static void give_up_exceeding(void) {
 /* A name that is not the image's, which programs look up: the first line of /etc/hosts. */
 static void name_host(int upper, const char *name) {
     if (mkdirat(upper, "etc", 0555) && errno != EEXIST) fail("mkdir etc");
-    unlinkat(upper, "etc/hosts", 0);
-    int fd = openat(upper, "etc/hosts", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
+    int etc = openat(upper, "etc", O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    unlinkat(etc, "hosts", 0);
+    int fd = openat(etc, "hosts", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
     if (fd < 0 || dprintf(fd, "127.0.0.1\tlocalhost %s\n::1\tlocalhost\n", name) < 0) fail("write etc/hosts");
-    close(fd);
+    close(fd), close(etc);
 }
 
 /* Returns a descriptor of the layer's content, for the owner to find at LAYER_FD of a process that stays. */
@@ -227,7 +228,7 @@ static void mount_image(const struct plan *plan) {
     for (int i = 0; i < plan->num_masks; i++) bind_read_only("/tmp/root/.dockyard/empty", plan->masks[i]);
     for (int i = 0; i < plan->num_writable; i++) {
         snprintf(path, sizeof path, "/tmp/root%s", plan->writable[i]);
-        if (chown(path, plan->owner, plan->owner)) fail("chown %s", plan->writable[i]);
+        if (lchown(path, plan->owner, plan->owner)) fail("chown %s", plan->writable[i]);
     }
 }
 
