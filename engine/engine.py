@@ -24,6 +24,7 @@ from engine.model.registry import load_model
 from engine.request import FinishReason, Request, Sequence, Stages
 from engine.residence import Residence, bytes_of
 from engine.sampling.candidates import Logits
+from engine.sampling.prompt_logprobs import check_prompt_logprobs
 from engine.sampling.step_sampler import StepSampler
 from engine.scheduler.pace import Pace
 from engine.scheduler.scheduler import Chunk, Limits, Scheduler, SchedulerStatistics
@@ -44,6 +45,7 @@ class TokenOutput:
     stages: Stages
     num_cached: int
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of its tokens but the first, with the first token
     choice: int = 0  # which of the request's outputs
     resumed: tuple[int, ...] = ()  # where windows were run again: what it takes to go on elsewhere
 
@@ -70,12 +72,11 @@ class EngineStatistics:
 class Engine:
     """Owned by one thread. Raises UnknownModel, BrokenModelFile, MissingCapability at construction."""
 
-    def __init__(self, config: EngineConfig, clock: Clock | None = None) -> None:
+    def __init__(self, config: EngineConfig, clock: Clock | None = None, model: Model | None = None) -> None:
+        """`model`: loaded already, as the config has it; it stays its owner's to close."""
         self.config = config
-        self.model: Model = load_model(
-            config.model, threads=config.threads, operations=config.operations, profile=config.profile,
-            replay=config.replay, caches=config.caches,
-        )  # fmt: skip
+        self._owns_model = model is None
+        self.model: Model = model or _load(config, config.model)
         self.fingerprint = self.model.fingerprint
         self._clock = clock or SystemClock()
         block_bytes = int(self.model.cache_bytes_per_token() * config.block_tokens)
@@ -121,6 +122,8 @@ class Engine:
     def add(self, request: Request, arrived_ns: int | None = None) -> None:
         """Queue a request, which has waited since `arrived_ns`. Raises InvalidRequest, Overloaded."""
         self._validate(request)
+        if request.sampling.prompt_logprobs >= 0:  # every row of the prompt has to run
+            request = replace(request, cache_salt=f"{request.cache_salt}/{request.id}/prompt_logprobs")
         self._enqueue(Sequence.start(request, arrived_ns or self._clock.now_ns()))
 
     def adopt(self, handoff: Handoff) -> None:
@@ -244,7 +247,8 @@ class Engine:
         process. Blocks until what is to be kept on disk is there."""
         self._residence.tiers.close()
         self.sampler.close()
-        self.model.close()
+        if self._owns_model:
+            self.model.close()
 
     def _validate(self, request: Request) -> None:
         sampling, prompt = request.sampling, len(request.prompt_ids)
@@ -264,6 +268,7 @@ class Engine:
                 f"a token id lies outside the vocabulary of {vocabulary}", parameter="prompt_ids"
             )
         self.sampler.check(sampling)
+        check_prompt_logprobs(sampling, prompt, skips_rows=self.model.resume_rules.replay)
 
     def _enqueue(self, sequence: Sequence) -> None:
         if sequence.id in self._sequences:
@@ -292,11 +297,7 @@ class Engine:
             self.state.copy_slot(parent.slot, child.slot)
 
     def _replace_model(self, name: str) -> None:
-        config, old = self.config, self.model
-        new = load_model(
-            name, threads=config.threads, operations=config.operations, profile=config.profile,
-            replay=config.replay, caches=config.caches,
-        )  # fmt: skip
+        config, old, new = self.config, self.model, _load(self.config, name)
         shape = (old.vocabulary, old.max_positions, old.cache_bytes_per_token(), old.resume_rules)
         if (new.vocabulary, new.max_positions, new.cache_bytes_per_token(), new.resume_rules) != shape:
             new.close()
@@ -304,7 +305,9 @@ class Engine:
         self.model = new
         self.state = new.new_state(self._num_blocks, config.block_tokens, config.max_sequences)
         self._residence.state = self.state
-        old.close()
+        if self._owns_model:
+            old.close()
+        self._owns_model = True
 
     def _stamp(self, begun: list[Sequence], chunks: list[Chunk]) -> None:
         """When hand-offs were adopted, and when what runs did so first; what was prefetched is used now."""
@@ -332,13 +335,17 @@ class Engine:
         rows = iter(logits.numpy())
         now = self._clock.now_ns()
         for chunk in chunks:
-            sequence, completes = chunk.sequence, chunk.completes
+            sequence, completes, start = chunk.sequence, chunk.completes, chunk.sequence.num_computed
+            taken = [next(rows) for _ in range(_num_logits(chunk))]
+            if _tells_prompt(sequence):
+                prompt_ids = sequence.token_ids[: sequence.num_prompt]
+                self.sampler.take_in_prompt(sequence.id, sequence.sampling, prompt_ids, start, taken)
             self._residence.keep(self._scheduler.computed(chunk))
             if (key := self._scheduler.windows_due(sequence)) is not None:
                 self._residence.keep_windows(sequence, key)
             if not completes:
                 continue
-            row, held = next(rows), sequence.held(sequence.num_computed)
+            row, held = taken[-1], sequence.held(sequence.num_computed)
             for output in self._outputs(sequence):
                 if output.id in self._sequences:  # unless the request has failed at an output before
                     self._choose(output, row, now, result)
@@ -383,12 +390,20 @@ class Engine:
         result.tokens.append(
             TokenOutput(
                 request_id, index, (choice.token_id,), reason, sequence.stages, sequence.num_cached,
-                choice.logprobs, sequence.choice, sequence.resumed or (),
+                choice.logprobs, self.sampler.prompt_logprobs(sequence.id), sequence.choice,
+                sequence.resumed or (),
             )
         )  # fmt: skip
         if reason is not None:
             self._pace.finished(now)
             self._end(sequence)
+
+
+def _load(config: EngineConfig, name: str) -> Model:
+    return load_model(
+        name, threads=config.threads, operations=config.operations, profile=config.profile,
+        replay=config.replay, caches=config.caches,
+    )  # fmt: skip
 
 
 def _limits(config: EngineConfig, window: int) -> Limits:
@@ -412,4 +427,14 @@ def _rows_of(chunk: Chunk) -> ChunkRows:
         blocks=sequence.blocks,
         bounds=sequence.row_bounds,
         wants_logits=chunk.completes,
+        all_logits=_tells_prompt(sequence),
     )
+
+
+def _num_logits(chunk: Chunk) -> int:
+    return chunk.count if _tells_prompt(chunk.sequence) else int(chunk.completes)
+
+
+def _tells_prompt(sequence: Sequence) -> bool:
+    """Whether logits of all rows are wanted: while a prompt is computed whose logprobs were asked for."""
+    return sequence.num_generated == 0 and sequence.sampling.prompt_logprobs >= 0

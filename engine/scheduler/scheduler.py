@@ -100,6 +100,7 @@ class Scheduler:
         self._counts = _Counts()
         self._now_ns = 0
         self._rows: dict[Sequence, int] = {}  # of the step that is being scheduled
+        self._reserved = 0  # rows of it that those that run already may not take
         pool.on_evict = lambda block, key: self._orders.append(KeepBlock(block, key))
 
     def add(self, sequence: Sequence) -> None:
@@ -113,12 +114,16 @@ class Scheduler:
     def schedule(self, now_ns: int = 0) -> Plan:
         """The next step; the chunks' sequences hold the blocks for them."""
         self._now_ns, self._rows = now_ns, {}
+        # Those that run may take every row of every step; half of them is for one left waiting too long.
+        starving = any(not self._urgency(sequence)[0] for sequence in self.waiting)
+        self._reserved = -(-self._limits.token_budget // 2) if starving else 0
         for sequence in sorted(self.running, key=self._turn):
             if sequence not in self.running or self._budget == 0:
                 continue  # preempted by a more urgent one in this very step
             count = self._next_count(sequence)
             if self._make_room(sequence, count):
                 self._rows[sequence] = count
+        self._reserved = 0
         while self.waiting and self._budget > 0:
             sequence = min(self.waiting, key=self._urgency)
             if not self._admit(sequence):
@@ -223,7 +228,7 @@ class Scheduler:
     @property
     def _budget(self) -> int:
         """Rows that the step has left."""
-        return self._limits.token_budget - sum(self._rows.values())
+        return self._limits.token_budget - self._reserved - sum(self._rows.values())
 
     def _next_count(self, sequence: Sequence) -> int:
         """Rows of the next chunk. Chunks end where windows are kept: those of a later row would be others."""

@@ -1,4 +1,4 @@
-"""The disk tier: whatever a crash, a flipped bit, a full disk or another model leaves is a miss, and no more."""
+"""The disk tier: whatever a crash, a flipped bit, a full disk or another model leaves is a miss at most."""
 
 import errno
 import os

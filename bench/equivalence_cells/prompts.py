@@ -1,0 +1,61 @@
+"""Prompts that share their starts: instructions, tools, a tool's result and source code."""
+
+import json
+import random
+from dataclasses import dataclass
+
+from engine.chat.tokenizer import ChatTokenizer
+from engine.training.corpus import standard_library
+
+SHORT = (16, 31, 48, 77, 130, 200, 260, 330)
+LONGEST = 4_000
+_TOOLS = tuple(
+    {
+        "name": name,
+        "description": text,
+        "parameters": {"type": "object", "properties": {key: {"type": "string"}}},
+    }
+    for name, text, key in (
+        ("read_file", "Read a file of the workspace.", "path"),
+        ("run_command", "Run a shell command and return its output.", "command"),
+        ("search", "Search the workspace for a pattern.", "pattern"),
+    )
+)
+_INSTRUCTIONS = (
+    "You repair Python programs. Change as little as possible and run the tests after each change.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    prompt_ids: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt_ids)
+
+
+def cases(tokenizer: ChatTokenizer, lengths: tuple[int, ...]) -> list[Case]:
+    """One a length. Half of each is the start of one of three texts, the rest is its own."""
+    files = [file.text for file in standard_library().held_out]
+    order = random.Random(5).sample(range(len(files)), len(files))
+    tools = _INSTRUCTIONS + json.dumps({"tools": _TOOLS}) + "\n"
+    starts = [
+        tokenizer.encode(text) for text in (tools, tools + "Begin.\n" + files[order[0]], files[order[1]])
+    ]
+    found: list[Case] = []
+    for number, length in enumerate(lengths):
+        result = f'<tool name="read_file">{files[order[number + 2]]}</tool>\n'
+        own = tokenizer.encode(result + files[order[number + 3]] * 3)
+        start = starts[number % len(starts)][: length // 2]
+        ids = (*start, *own)[:length]
+        assert len(ids) == length, "a text is shorter than its prompt"
+        found.append(Case(f"{number:02d}-{length}", ids))
+    return found
+
+
+def spread(count: int, longest: int) -> tuple[int, ...]:
+    """Lengths from 16 to `longest`, a constant factor apart."""
+    factor = (longest / 16) ** (1 / (count - 1))
+    return tuple(round(16 * factor**number) for number in range(count))
