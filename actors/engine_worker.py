@@ -311,4 +311,5 @@ def _tokens(output: TokenOutput, now: int) -> Tokens:
         output.request_id, output.index, output.token_ids, output.finish_reason,
         stages.arrived_ns, stages.scheduled_ns, stages.prefilled_ns, stages.adopted_ns, now,
         output.num_cached, (output.logprobs,) if output.logprobs is not None else (), output.choice,
+        output.prompt_logprobs,
     )  # fmt: skip

@@ -123,6 +123,7 @@ class ChatBody(msgspec.Struct):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = None
     dockyard: Extension | None = None
@@ -131,7 +132,6 @@ class ChatBody(msgspec.Struct):
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
-    prompt_logprobs: Any = None
     bad_words: Any = None
     allowed_token_ids: Any = None
     echo: Any = None
@@ -144,7 +144,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "prompt_logprobs": (),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "echo": (False,),

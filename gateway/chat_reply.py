@@ -26,6 +26,7 @@ class ChoiceResult:
     calls: tuple[TextCall, ...] = ()
     logprobs: tuple[dict[str, Any], ...] | None = None  # an entry a token, as the API has them
     stop_reason: str | int | None = None  # vLLM's: the stop string, or the stop token's id
+    prompt_logprobs: tuple[dict[str, Any] | None, ...] | None = None  # vLLM's, on the first choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,11 @@ def whole(head: ReplyHead, num_prompt: int, results: Sequence[ChoiceResult]) -> 
         }
         for result in results
     ]
+    told = next((r.prompt_logprobs for r in results if r.prompt_logprobs is not None), None)
+    more = {} if told is None else {"prompt_logprobs": told}
     return msgspec.json.encode(
         {
+            **more,
             "id": head.id,
             "object": "chat.completion",
             "created": head.created,

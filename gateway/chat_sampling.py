@@ -32,6 +32,7 @@ def read_sampling(body: ChatBody, stops: tuple[str, ...], max_tokens: int) -> Sa
         min_tokens=int(within("min_tokens", body.min_tokens or 0, 0, 2**31)),
         include_stop=bool(body.include_stop_str_in_output),
         logprobs=_logprobs(body),
+        prompt_logprobs=_prompt_logprobs(body),
         structure=read_structure(body),
     )
 
@@ -72,6 +73,18 @@ def _logprobs(body: ChatBody) -> int:
             )  # fmt: skip
         return -1
     return int(within("top_logprobs", body.top_logprobs or 0, 0, 20))
+
+
+def _prompt_logprobs(body: ChatBody) -> int:
+    """vLLM's: alternatives for each token of the prompt."""
+    if body.prompt_logprobs is None:
+        return -1
+    if body.stream:
+        raise InvalidRequest(
+            f"prompt_logprobs is {body.prompt_logprobs}, and the answer is a stream",
+            parameter="prompt_logprobs", hint="leave out stream",
+        )  # fmt: skip
+    return int(within("prompt_logprobs", body.prompt_logprobs, 0, 20))
 
 
 def _bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:

@@ -41,10 +41,13 @@ class ChoiceReader:
         self._text: list[str] = []
         self._found: list[TextCall] = []
         self._logprobs: list[dict[str, Any]] = []
+        self._prompt: tuple[dict[str, Any] | None, ...] | None = None
 
     def push(self, batch: Tokens) -> Delta | None:
         """What these tokens make certain, or None where that is nothing."""
         self._num_tokens += len(batch.token_ids)
+        if self._sampling.prompt_logprobs >= 0 and self._index == 0 and self._prompt is None:
+            self._prompt = (None, *(self._prompt_entry(told) for told in batch.prompt_logprobs))
         ended = batch.finish_reason is not None
         shown = batch.token_ids[:-1] if self._hides_last(batch) else batch.token_ids
         text = self._stream.push(shown, final=ended)
@@ -82,7 +85,7 @@ class ChoiceReader:
             self._index, "".join(self._text), reason, self._num_tokens, batch,
             calls=tuple(self._found),
             logprobs=tuple(self._logprobs) if self._sampling.logprobs >= 0 else None,
-            stop_reason=self._stop_reason(batch),
+            stop_reason=self._stop_reason(batch), prompt_logprobs=self._prompt,
         )  # fmt: skip
 
     def _stop_reason(self, batch: Tokens) -> str | int | None:
@@ -96,6 +99,17 @@ class ChoiceReader:
         """One token as the API tells of it."""
         top = [self._token(entry.token_id, entry.logprob) for entry in told.top]
         return {**self._token(told.token_id, told.logprob), "top_logprobs": top}
+
+    def _prompt_entry(self, told: TokenLogprobs) -> dict[str, Any]:
+        """One token of the prompt as vLLM tells of it: by id, its own and the likeliest ones."""
+        ranks = {entry.token_id: (rank, entry.logprob) for rank, entry in enumerate(told.top, 1)}
+        ranks[told.token_id] = (told.rank, told.logprob)
+        return {
+            str(token_id): {
+                "logprob": logprob, "rank": rank, "decoded_token": self._tokenizer.token_text(token_id)[0]
+            }
+            for token_id, (rank, logprob) in ranks.items()
+        }  # fmt: skip
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text, data = self._tokenizer.token_text(token_id)

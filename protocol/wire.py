@@ -55,6 +55,9 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     num_cached: int
     logprobs: tuple[TokenLogprobs, ...] = ()  # of these tokens, where the request asks for them
     choice: int = 0  # which of the request's outputs; `index` counts within it
+    prompt_logprobs: tuple[
+        TokenLogprobs, ...
+    ] = ()  # of the prompt's tokens but the first, with the first token
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -24,7 +24,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """The next rows of one sequence. `wants_logits`: of the last of them."""
+    """The next rows of one sequence. `wants_logits`: of the last of them; `all_logits`: of each."""
 
     token_ids: Sequence[int]
     start: int  # position of the first
@@ -32,6 +32,12 @@ class ChunkRows:
     blocks: Sequence[int]
     bounds: Bounds
     wants_logits: bool
+    all_logits: bool = False
+
+    @property
+    def num_logits(self) -> int:
+        """How many of the last rows get logits."""
+        return len(self.token_ids) if self.all_logits else int(self.wants_logits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,7 @@ class LlamaState:
             ids += chunk.token_ids
             positions += range(chunk.start, chunk.start + len(chunk.token_ids))
             owners += [owner] * len(chunk.token_ids)
-            if chunk.wants_logits:
-                last_rows.append(len(ids) - 1)
+            last_rows += range(len(ids) - chunk.num_logits, len(ids))
         tables = _tables([chunk.blocks for chunk in chunks])
         rows = Rows(torch.tensor(positions), torch.tensor(owners), tables)
         hidden = self._model.forward(torch.tensor(ids), rows, self.cache.data)

@@ -9,6 +9,7 @@ from engine.sampling.grammars import Grammars
 from engine.sampling.logprobs import logprobs_of
 from engine.sampling.matcher import GrammarMatcher
 from engine.sampling.past import NOTHING, Past
+from engine.sampling.prompt_logprobs import PromptLogprobs
 from engine.sampling.sampler import choose
 from engine.sampling.validation import check_sampling
 from protocol.sampling import SamplingParams
@@ -44,6 +45,7 @@ class StepSampler:
         self._eos_ids = frozenset(eos_ids)
         self.grammars = Grammars(lambda: _padded(tokens(), vocabulary), eos_ids)
         self._progress: dict[str, _Progress] = {}
+        self._prompts: dict[str, PromptLogprobs] = {}
 
     def check(self, sampling: SamplingParams) -> None:
         """Raises InvalidRequest. Blocks to compile a grammar that is not known yet."""
@@ -66,13 +68,33 @@ class StepSampler:
             return Choice(token)
         return Choice(token, logprobs_of(logits, token, sampling.logprobs))
 
+    def take_in_prompt(
+        self,
+        request_id: str,
+        sampling: SamplingParams,
+        prompt_ids: Sequence[int],
+        start: int,
+        rows: Sequence[Logits],
+    ) -> None:
+        """Rows of a prompt whose logprobs the request asks for, of positions from `start` on."""
+        told = self._prompts.get(request_id)
+        if told is None:
+            told = self._prompts[request_id] = PromptLogprobs(prompt_ids, sampling.prompt_logprobs)
+        told.take_in(start, rows)
+
+    def prompt_logprobs(self, request_id: str) -> tuple[TokenLogprobs, ...]:
+        """Of a prompt that has been computed; nothing where nobody has asked, or twice."""
+        told = self._prompts.pop(request_id, None)
+        return told.whole() if told is not None else ()
+
     def forget(self, request_id: str) -> None:
         """The sequence has ended, or goes on elsewhere."""
         self._progress.pop(request_id, None)
+        self._prompts.pop(request_id, None)
 
     def check_integrity(self, request_ids: Iterable[str]) -> None:
         """Raises AssertionError where something is kept of a sequence that is none of these."""
-        left = self._progress.keys() - set(request_ids)
+        left = (self._progress.keys() | self._prompts.keys()) - set(request_ids)
         assert not left, f"the sampler keeps the state of {min(left)}, which has ended"
 
     def close(self) -> None:

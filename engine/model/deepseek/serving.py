@@ -47,8 +47,7 @@ class DeepseekState:
         end = 0
         for chunk in chunks:
             end += len(chunk.token_ids)
-            if chunk.wants_logits:
-                last_rows.append(end - 1)
+            last_rows += range(end - chunk.num_logits, end)
         return self._text.head(hidden_TC[last_rows]) if last_rows else hidden_TC[:0]
 
     def layout(self, held: Held) -> StateLayout:

@@ -176,6 +176,20 @@ def test_logprobs_are_those_of_the_tokens(sdk: openai.OpenAI, tiny_tokenizer: Ch
     assert told == entries
 
 
+def test_logprobs_of_the_prompt_are_told_on_request(sdk: openai.OpenAI) -> None:
+    asked = {**ASKED, "max_tokens": 3}
+    answer = sdk.chat.completions.create(**asked, n=2, extra_body={"prompt_logprobs": 2})
+    told = answer.model_extra["prompt_logprobs"]
+    assert len(told) == answer.usage.prompt_tokens
+    assert told[0] is None
+    for entries in told[1:]:
+        assert 2 <= len(entries) <= 3
+        ranked = sorted(entries.values(), key=lambda entry: entry["rank"])
+        assert [entry["rank"] for entry in ranked[:2]] == [1, 2]
+        assert ranked[0]["logprob"] >= ranked[1]["logprob"]
+    assert "prompt_logprobs" not in sdk.chat.completions.create(**asked).model_extra
+
+
 class _NONE:
     content: tuple[Any, ...] = ()
 

@@ -14,7 +14,10 @@ from tiny_gguf import EOS, byte_ids
 from engine import Engine, Request, SamplingParams
 from engine.chat.tokenizer import ChatTokenizer
 from engine.errors import InvalidRequest
+from engine.sampling.logprobs import logprobs_of
+from engine.sampling.prompt_logprobs import check_prompt_logprobs
 from protocol.sampling import Structure
+from protocol.sampling_reply import TokenLogprobs
 
 PROMPT = tuple(byte_ids(b"hello world"))
 PERSON = Structure(
@@ -185,3 +188,42 @@ def test_an_abort_forgets_what_the_sampler_knows(engine: Engine) -> None:
     engine.check_integrity()
     outputs, _ = drain(engine)
     assert outputs == {}
+
+
+def test_logprobs_of_a_prompt_are_those_of_one_whole_pass(engine: Engine, tiny_model: Path) -> None:
+    """Whatever the chunks, with neighbours, behind prompts that are cached already, and handed over."""
+    prompt = PROMPT * 8
+    logits = engine.model.logits(prompt).numpy()
+    expected = tuple(logprobs_of(logits[n - 1], prompt[n], 3) for n in range(1, len(prompt)))
+    request = Request("r", prompt, SamplingParams(max_tokens=2, prompt_logprobs=3))
+    finish(engine, [Request("before", prompt, SamplingParams(max_tokens=2))])
+    chunked = small_engine(tiny_model, token_budget=7)
+    prefill = small_engine(tiny_model, role="prefill")
+    try:
+        for other in (engine, chunked, prefill):
+            other.add(request)
+            other.add(Request("beside", PROMPT, SamplingParams(max_tokens=2)))
+            assert told(other) == [("r", 0, expected)]
+    finally:
+        chunked.close()
+        prefill.close()
+
+
+def told(engine: Engine) -> list[tuple[str, int, tuple[TokenLogprobs, ...]]]:
+    """What all steps tell of prompts, with the index of the token that it came with."""
+    found: list[tuple[str, int, tuple[TokenLogprobs, ...]]] = []
+    while engine.has_work:
+        for output in engine.step().tokens:
+            if output.prompt_logprobs:
+                found.append((output.request_id, output.index, output.prompt_logprobs))
+        engine.check_integrity()
+    return found
+
+
+def test_logprobs_of_a_prompt_that_is_too_long_for_them_are_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="200000") as refused:
+        check_prompt_logprobs(SamplingParams(prompt_logprobs=20), 10_000, skips_rows=False)
+    assert refused.value.parameter == "prompt_logprobs"
+    with pytest.raises(InvalidRequest, match="replay off"):
+        check_prompt_logprobs(SamplingParams(prompt_logprobs=0), 10, skips_rows=True)
+    check_prompt_logprobs(SamplingParams(), 10**9, skips_rows=True)
