@@ -38,7 +38,11 @@ class Guard:
             raise OSError(errno.EOPNOTSUPP, "the kernel was booted without `bpf` in its `lsm=` list")
         if not GUARD_OBJECT.is_file():
             raise OSError(errno.ENOENT, "its programs are not built: python -m sandbox.guard.build")
-        self._object = BpfObject(GUARD_OBJECT)
+        try:
+            self._object = BpfObject(GUARD_OBJECT)
+        except OSError as error:
+            number = error.errno or errno.EINVAL
+            raise OSError(number, f"the kernel does not take its programs: {os.strerror(number)}") from error
         try:
             self._sealed = self._object.map("sealed")
             for hook in _HOOKS:
