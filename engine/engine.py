@@ -202,7 +202,7 @@ class Engine:
     ) -> list[str]:
         """Texts for prompts, batched. Blocks until all have ended. Only in role `both`.
 
-        Raises InvalidRequest, Overloaded; then none of the prompts stays in the engine.
+        Raises InvalidRequest, Overloaded, GrammarStuck; then none of the prompts stays in the engine.
         """
         tokenizer = tokenizer or self.model.tokenizer()
         streams: dict[str, TextStream] = {}
@@ -211,13 +211,23 @@ class Engine:
                 ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
                 request = Request(f"generate-{index}", tuple(ids), sampling)
                 self.add(request)
-                streams[request.id] = TextStream(tokenizer, sampling.stop)
+                streams[request.id] = TextStream(
+                    tokenizer,
+                    sampling.stop,
+                    include_stop=sampling.include_stop,
+                    min_tokens=sampling.min_tokens,
+                )
         except BaseException:
             for request_id in streams:
                 self.abort(request_id)
             raise
         while self.has_work:
-            for output in self.step().tokens:
+            result = self.step()
+            if result.failed:
+                for request_id in streams:
+                    self.abort(request_id)
+                raise result.failed[0][1]
+            for output in result.tokens:
                 stream = streams[output.request_id]
                 stream.push(output.token_ids, final=output.finish_reason is not None)
                 if stream.stopped and output.finish_reason is None:

@@ -18,6 +18,7 @@ from protocol.sampling import Structure
 
 _PROGRAM = Path(__file__).with_name("grammar_process.py")
 _OBJECT = '{"type": "object", "additionalProperties": true}'
+_SIMPLER = "use a simpler one: fewer properties, repetitions and alternatives"
 _ORIGIN = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # where in the library's source an error comes from
 
 
@@ -51,6 +52,8 @@ class GrammarCompiler:
         deadline = self._start(structure)
         self._send({"kind": kind, "source": source})
         answer = self._receive(structure, deadline)
+        if "bad_alloc" in answer.get("error", ""):
+            raise refused(structure, "it takes more memory than a grammar may have", _SIMPLER)
         if "error" in answer:
             raise refused(structure, _cause(answer["error"]))
         return answer["grammar"]
@@ -99,7 +102,7 @@ class GrammarCompiler:
         except EOFError:
             cause = f"it takes more than {self._limits.seconds:g} s or too much memory to compile"
         self.close()
-        raise refused(structure, cause, "use a simpler one: fewer properties, repetitions and alternatives")
+        raise refused(structure, cause, _SIMPLER)
 
     def _read(self, count: int, deadline: float) -> bytes:
         """Raises TimeoutError, and EOFError where the process has ended."""

@@ -46,7 +46,7 @@ def _answer(compiler: Any, request: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"grammar": _compile(compiler, request["kind"], request["source"]).serialize_json()}
     except MemoryError:
-        return {"error": "it takes more memory than a grammar may have"}
+        return {"error": "bad_alloc"}  # as the library's own
     except Exception as error:  # the library's errors have no root of their own
         return {"error": str(error)}
 

@@ -280,3 +280,22 @@ def test_a_full_queue_says_when_to_come_again(tiny_model: Path, tmp_path: Path, 
             assert int(answer.headers["retry-after"]) >= 1
             assert answer.json()["error"]["type"] == "rate_limit_exceeded"
         stack.wait_until_idle()
+
+
+def test_a_grammar_that_takes_long_holds_nobody_up_and_its_client_may_leave(stack: Stack) -> None:
+    wide = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2500)}}
+    schema = {"type": "json_schema", "json_schema": {"schema": wide}}
+    url, asked = f"{stack.url}/v1/chat/completions", {**ASKED, "max_tokens": 2}
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        refused = pool.submit(httpx.post, url, json={**asked, "response_format": schema}, timeout=60)
+        left = pool.submit(httpx.post, url, json={**asked, "response_format": schema}, timeout=0.5)
+        quick = [httpx.post(url, json=asked, timeout=60) for _ in range(3)]
+        assert not refused.done()
+        assert [answer.status_code for answer in quick] == [200] * 3
+        with pytest.raises(httpx.ReadTimeout):
+            left.result()
+        answer = refused.result()
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "response_format.json_schema.schema"
+    assert "it takes more" in answer.json()["error"]["message"]  # than 5 s, or than its memory
+    stack.wait_until_idle()

@@ -13,7 +13,7 @@ from tiny_gguf import EOS, byte_ids
 
 from engine import Engine, Request, SamplingParams
 from engine.chat.tokenizer import ChatTokenizer
-from engine.errors import InvalidRequest
+from engine.errors import GrammarStuck, InvalidRequest
 from engine.sampling.logprobs import logprobs_of
 from engine.sampling.prompt_logprobs import check_prompt_logprobs
 from protocol.sampling import Structure
@@ -227,3 +227,33 @@ def test_logprobs_of_a_prompt_that_is_too_long_for_them_are_refused(engine: Engi
     with pytest.raises(InvalidRequest, match="replay off"):
         check_prompt_logprobs(SamplingParams(prompt_logprobs=0), 10, skips_rows=True)
     check_prompt_logprobs(SamplingParams(), 10**9, skips_rows=True)
+
+
+def test_an_output_that_its_grammar_has_held_up_fails_and_the_others_go_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.sampling.matcher._MOST_S", 0.0)
+    engine.add(Request("stuck", PROMPT, KINDS["schema"], choices=2))
+    engine.add(Request("free", PROMPT, SamplingParams(max_tokens=3, ignore_eos=True)))
+    failed: list[tuple[str, str]] = []
+    tokens: list[str] = []
+    while engine.has_work:
+        result = engine.step()
+        failed += [(request_id, error.parameter) for request_id, error in result.failed]
+        tokens += [output.request_id for output in result.tokens]
+        engine.check_integrity()
+    assert failed == [("stuck", "response_format")]
+    assert tokens == ["free"] * 3
+    with pytest.raises(GrammarStuck, match="to follow"):
+        engine.generate(["a", "b"], KINDS["schema"])
+    assert not engine.has_work
+
+
+def test_generate_heeds_the_minimum_and_keeps_the_stop_string(engine: Engine) -> None:
+    forced = tuple(byte_ids(b"a the b the c"))
+    for sampling, text in (
+        (SamplingParams(forced_ids=forced, stop=("the",)), "a "),
+        (SamplingParams(forced_ids=forced, stop=("the",), include_stop=True), "a the"),
+        (SamplingParams(forced_ids=forced, stop=("the",), min_tokens=6), "a the b "),
+    ):
+        assert engine.generate(["x"], sampling) == [text]
