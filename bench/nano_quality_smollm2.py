@@ -49,6 +49,13 @@ FORMATS: dict[str, Round] = {
 }
 
 
+KNOWN_NATS = {  # a token, measured elsewhere on other text
+    "KV in FP8 (E4M3, a power of two by 32)": 0.001,
+    "KV in NVFP4 (E2M1, E4M3 by 16)": 0.087,
+    "KV in MXFP4 (E2M1, a power of two by 32)": 0.261,
+}
+
+
 class RoundingOperations:
     """Operations whose cache keeps what a format keeps of each entry."""
 
@@ -95,6 +102,20 @@ def in_all_parts(parts: Sequence[Part]) -> SmolLM2Quality:
         bits_per_byte=bits_per_byte(nats),
         effects=in_all(part.differences for part in parts),
     )
+
+
+def against_known(effects: Sequence[Effect]) -> dict[str, dict[str, float]]:
+    """By format, in nats a token: what is known, what is found, and how many standard errors lie between."""
+    nats = {each.name: each.nats for each in effects}
+    return {
+        name: {
+            "known": known,
+            "found": nats[name].value,
+            "error": nats[name].error,
+            "errors_apart": (nats[name].value - known) / nats[name].error,
+        }
+        for name, known in KNOWN_NATS.items()
+    }
 
 
 def windows_of_files(files: Sequence[SourceFile]) -> list[Window]:

@@ -36,14 +36,13 @@ from engine.training.gate import gate
 from engine.training.loss_curve import loss_curve
 from engine.training.model_card import Card, TextFacts, check_bits_per_byte, fp4_of, write_card
 from engine.training.quality import FULL, QUICK, Quality, Size, measure_quality
-from engine.training.quality_parts import SERVED
+from engine.training.quality_parts import EFFECTS
 from engine.training.table import Table
 from engine.training.tensor_file import digest_of
 from engine.training.variants import MAIN_IN_FP4
 
 QUALITY, RELEASED = "quality.json", "released"
 LARGEST_BYTES = 24 << 20
-_NAMES = tuple(variant.name for variant in SERVED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ def known_quality(work: Path, corpus: Corpus, size: Size) -> Quality | None:
 
 def _known(work: Path, corpus: Corpus, size: Size, quality: Quality) -> KnownQuality:
     weights = digest_of(*sorted((work / RELEASED).iterdir()))
-    return KnownQuality(weights, corpus.digest, _NAMES, size, quality)
+    return KnownQuality(weights, corpus.digest, EFFECTS, size, quality)
 
 
 def _table(checkpoint: Checkpoint, extent: Extent, processes: int) -> Table | None:

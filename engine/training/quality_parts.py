@@ -24,6 +24,7 @@ from engine.training.judging import Window
 from engine.training.network import Recall
 from engine.training.paired import Difference, compared
 from engine.training.shipped import (
+    BLOCK,
     Read,
     open_shipped,
     read_as_served,
@@ -65,6 +66,24 @@ class Served:
         """Whether only rows behind the prompt count, which a replay changes."""
         return self.read is not read_whole
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of what is measured with it: a replay's effect fades, so its first window stands by itself."""
+        return (self.name, first_window(self.name)) if self.late else (self.name,)
+
+    def rows(self, count: int, window: int) -> dict[str, slice]:
+        """Which of `count` rows of a text count, by name. `window`: the model's."""
+        found = {self.name: slice(count // 2 if self.late else 0, count - 1)}
+        behind = count // 2 // BLOCK * BLOCK if self.read is read_behind_hit else count // 2
+        if self.late and window < behind < count - 1:  # else nothing is replayed
+            found[first_window(self.name)] = slice(behind, min(behind + window, count - 1))
+        return found
+
+
+def first_window(name: str) -> str:
+    """Of the rows right behind the prompt, or behind the hit where that is the prompt."""
+    return f"{name}, the first window"
+
 
 BASE, RELEASED = Served("float32 caches"), Served(ALL_CACHES, Quantisation())
 SERVED = (
@@ -79,6 +98,7 @@ SERVED = (
     Served(BEHIND_HIT, read=read_behind_hit),
     Served(AS_SERVED, read=read_as_served),
 )
+EFFECTS = tuple(name for variant in SERVED for name in variant.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +159,14 @@ def _judged(folder: Path, windows: Sequence[Window]) -> Found:
 
 
 def _compared(folder: Path, windows: Sequence[Window]) -> Found:
-    found: dict[str, list[Difference]] = {}
+    found: dict[str, list[Difference]] = {name: [] for name in EFFECTS}
     for window in windows:
-        base_TV = BASE.read(_served(folder, BASE), window.ids)
+        base = _served(folder, BASE)
+        base_TV = BASE.read(base, window.ids)
         for variant in SERVED:
-            rows = slice(len(window.ids) // 2 if variant.late else 0, len(window.ids) - 1)
             other_TV = variant.read(_served(folder, variant), window.ids)
-            found.setdefault(variant.name, []).append(compared(base_TV[rows], other_TV[rows], window, rows))
+            for name, rows in variant.rows(len(window.ids), base.config.sliding_window).items():
+                found[name].append(compared(base_TV[rows], other_TV[rows], window, rows))
     return Found(differences=found)
 
 

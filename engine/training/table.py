@@ -28,12 +28,12 @@ class Table:
 
 
 def in_all(parts: Iterable[Mapping[str, Sequence[Difference]]]) -> tuple[Effect, ...]:
-    """Of the windows of all parts."""
+    """Of the windows of all parts; what no window had rows for is left out."""
     found: dict[str, list[Difference]] = {}
     for part in parts:
         for name, differences in part.items():
             found.setdefault(name, []).extend(differences)
-    return tuple(effect(name, differences) for name, differences in found.items())
+    return tuple(effect(name, differences) for name, differences in found.items() if differences)
 
 
 @torch.no_grad()

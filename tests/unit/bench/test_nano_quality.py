@@ -26,7 +26,7 @@ from engine.training.corpus import SourceFile
 from engine.training.gate import gate
 from engine.training.judging import Measured, Window
 from engine.training.paired import Effect
-from engine.training.quality import Acceptance, Quality
+from engine.training.quality import QUICK, Acceptance, Quality
 from engine.training.variants import RANDOM_CHOICE, ZEROED
 from kernels.operations import Operations, Rows, select_operations
 
@@ -80,7 +80,7 @@ def test_coarser_formats_cost_more(smollm2_file: Path):
 
 def test_the_object_has_the_names_that_others_look_up():
     one = Measured(1.25, 0.01)
-    effects = tuple(Effect(name, one, one, one, one, 9) for name in (ZEROED, RANDOM_CHOICE))
+    effects = tuple(Effect(name, one, one, one, one, 9) for name in (ZEROED, RANDOM_CHOICE, *FORMATS))
     drafts = Acceptance(10, Measured(1.5, 0.1), (Measured(0.6, 0.01),))
     quality = Quality("digest", 100, one, one, 1.3, 1.4, effects, Measured(0.9, 0.01), {2: 0.9}, drafts)
     lines = gate(quality, None)
@@ -91,8 +91,32 @@ def test_the_object_has_the_names_that_others_look_up():
     assert again["nano.judged_tokens"] == 100
     assert again["nano.mean_accepted_length"] == 1.5
     assert again["same_text"] is None
+    known = again["smollm2"]["known"]
+    assert [each["known"] for each in known.values()] == [0.001, 0.087, 0.261]
+    assert [each["errors_apart"] for each in known.values()] == pytest.approx([124.9, 116.3, 98.9])
     assert again["effects"][ZEROED]["agreement"] == pytest.approx(1 - 1.25)
     missed = [line["name"] for line in again["gate"] if not line["met"]]
     assert all(name.startswith("FP4 main KV") for name in missed)
     assert len(missed) == 2
     assert math.isfinite(again["recall"]["by_layer"]["2"])
+
+
+@pytest.mark.parametrize(
+    ("first", "exact", "quick"), [(0.5, True, True), (0.41, False, True), (0.3, False, False)]
+)
+def test_a_small_sample_misses_a_line_beyond_two_standard_errors(first: float, exact: bool, quick: bool):
+    one = Measured(1.25, 0.01)
+    effects = tuple(Effect(name, one, one, one, one, 9) for name in (ZEROED, RANDOM_CHOICE))
+    drafts = Acceptance(88, Measured(0.9, 0.1), (Measured(first, 0.04),))
+    quality = Quality(
+        "digest", 100, one, one, 1.3, 1.4, effects, Measured(0.9, 0.01), {2: 0.93, 4: 0.9}, drafts
+    )
+
+    def met(is_quick: bool) -> bool:
+        lines = gate(quality, None, nano_quality.SLACK[is_quick])
+        return next(line.met for line in lines if line.name == "first drafts accepted")
+
+    assert (met(False), met(True)) == (exact, quick)
+    said = "\n".join(nano_quality.said(quality, QUICK, nano_quality.SLACK[True]))
+    assert "88 drafts; a line is missed 2 standard errors beyond it" in said
+    assert "indexer's recall by layer: 2: 0.930, 4: 0.900" in said

@@ -17,7 +17,8 @@ from engine.training.gate import gate
 from engine.training.loss_curve import loss_curve
 from engine.training.model_card import Card, check_bits_per_byte, read_card
 from engine.training.quality import QUICK, Size, acceptance
-from engine.training.quality_parts import AS_SERVED, SERVED
+from engine.training.quality_parts import AS_SERVED, BEHIND_HIT, EFFECTS, SERVED, first_window
+from engine.training.variants import REPLAYED
 
 SIZE = CardSize(2, 2, Size(judged=3, compared=2, recalled=2, drafted=2, stride=40, length=160))
 
@@ -43,9 +44,12 @@ def card(work: Path, corpus: Corpus) -> Card:
 
 def test_every_change_is_measured_through_the_serving_model(card: Card):
     quality = card.quality
-    assert [effect.name for effect in quality.effects] == [variant.name for variant in SERVED]
+    assert [effect.name for effect in quality.effects] == list(EFFECTS)
     assert all(effect.divergence.value > 0.0 for effect in quality.effects)
     assert quality.effect(AS_SERVED).tokens < quality.effects[0].tokens  # rows behind the prompt alone
+    first = quality.effect(first_window(AS_SERVED))
+    assert first.tokens < quality.effect(AS_SERVED).tokens
+    assert first.divergence.value > quality.effect(AS_SERVED).divergence.value  # what a replay does fades
     assert 0.0 < quality.recall.value < 1.0
     assert quality.drafts.anchors == 2 * 3
     assert quality.bits_per_byte.value > quality.xz_bits_per_byte_by_file > 0.0
@@ -115,6 +119,17 @@ def test_a_gate_without_its_first_measurement_is_not_met(card: Card):
     lines = {line.name: line.met for line in gate(card.quality, None)}
     assert not lines["FP4 main KV, divergence in nat"]
     assert lines.keys() == {line.name for line in card.gate}
+
+
+def test_rows_of_a_replay_begin_behind_it():
+    replayed, hit = (next(v for v in SERVED if v.name == name) for name in (REPLAYED, BEHIND_HIT))
+    assert replayed.rows(1024, 64) == {
+        REPLAYED: slice(512, 1023), first_window(REPLAYED): slice(512, 576),
+    }  # fmt: skip
+    assert hit.rows(400, 64)[first_window(BEHIND_HIT)] == slice(192, 256)  # 200 in whole blocks
+    assert list(hit.rows(130, 64)) == [BEHIND_HIT]  # a hit of a window is a miss: nothing is replayed
+    assert replayed.rows(150, 64)[first_window(REPLAYED)] == slice(75, 139)
+    assert [*SERVED[0].rows(100, 64)] == [SERVED[0].name]
 
 
 def test_drafts_hold_up_to_a_position_or_they_do_not():
