@@ -8,8 +8,8 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -127,13 +127,20 @@ class Groups:
     def create(self, limits: Limits) -> None:
         """Makes the groups and sets the limits. CapacityError when the kernel refuses; what was made until
         then stays for `remove`."""
+        self.make()
+        self.limit(limits)
+
+    def make(self) -> None:
+        """The first half of `create`: whoever is in a group now is not limited yet."""
         for group in self._groups:
-            try:
+            with _explained(group):
                 _make_group(group)
+
+    def limit(self, limits: Limits) -> None:
+        """The second half."""
+        for group in self._groups:
+            with _explained(group):
                 _write_limits(group, limits)
-            except OSError as error:
-                hint = "see whether this host delegates cgroups with `dockyard doctor`"
-                raise CapacityError(f"cgroup {group.path}: {error.strerror}", hint=hint) from error
 
     def counters(self) -> Counters:
         """Reads the kernel's counters; microseconds. Zeros where there is no such controller; where they
@@ -157,6 +164,15 @@ class Groups:
         CapacityError after 5 seconds."""
         for group in self._groups:
             remove_group(group.path)
+
+
+@contextmanager
+def _explained(group: Group) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = "see whether this host delegates cgroups with `dockyard doctor`"
+        raise CapacityError(f"cgroup {group.path}: {error.strerror}", hint=hint) from error
 
 
 def remove_group(path: Path) -> None:
@@ -230,13 +246,13 @@ def mount_roots(mounts: Path = Path("/proc/mounts")) -> tuple[Path, ...]:
 def _make_group(group: Group) -> None:
     for _ in range(10):
         try:
-            group.path.parent.mkdir(parents=True, exist_ok=True)
             if group.hierarchy.version == 2:
+                group.path.parent.mkdir(parents=True, exist_ok=True)
                 _delegate(group)
             group.path.mkdir()
             return
-        except FileNotFoundError:  # another process has just removed the empty parent
-            continue
+        except FileNotFoundError:  # the first one, or another process has just removed the empty parent
+            group.path.parent.mkdir(parents=True, exist_ok=True)
     raise CapacityError(
         f"cgroup {group.path} keeps disappearing", hint="run `dockyard down` once, then again"
     )
@@ -253,11 +269,17 @@ def _delegate(group: Group) -> None:
 
 def _write_limits(group: Group, limits: Limits) -> None:
     for name, value in settings(group.hierarchy, limits):
-        path = group.path / name
         # Swap accounting may be compiled out or off; without swap the memory limit says it all. Without a
         # limit on sockets `gaps` says so.
-        if path.exists() or name not in _OPTIONAL_FILES:
-            path.write_text(value)
+        flags = os.O_WRONLY | os.O_CLOEXEC | (0 if name in _OPTIONAL_FILES else os.O_CREAT)
+        try:
+            fd = os.open(group.path / name, flags)
+        except FileNotFoundError:
+            continue
+        try:
+            os.write(fd, value.encode())
+        finally:
+            os.close(fd)
 
 
 _OPTIONAL_FILES = ("memory.memsw.limit_in_bytes", "memory.swap.max", _SOCKET_FILE)

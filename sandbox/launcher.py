@@ -4,7 +4,7 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +51,10 @@ class Handed:
         return tuple(fd for fd in (self.network, self.layer, self.content) if fd is not None)
 
 
-def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str, handed: Handed) -> Launched:
-    """Starts it and waits for init's hello. Blocks for milliseconds, 20 s at most.
+def launch(
+    init: Path, plan: LaunchPlan, *, sandbox_id: str, handed: Handed, meanwhile: Callable[[], None]
+) -> Launched:
+    """Starts it, calls `meanwhile`, and waits for init's hello. Blocks for milliseconds, 20 s at most.
 
     Raises StartError with the launcher's own words when it does not come up, and then leaves nothing running.
     """
@@ -65,6 +67,7 @@ def launch(init: Path, plan: LaunchPlan, *, sandbox_id: str, handed: Handed) -> 
             process = _spawn(init, plan, handed, theirs, errors)
             theirs.close()  # or the stream would not end with the sandbox
             on_failure.callback(_end, process)
+            meanwhile()
             try:
                 init_pid = _await_hello(ours)
             except (OSError, ValueError) as error:

@@ -117,7 +117,13 @@ def make(order: Order, content: Content | None) -> Made:
             content=None if content is None else content.directory,
             content_ids=0 if content is None else content.first_id,
         )
-        launched = launch(INIT_BINARY, plan, sandbox_id=info.id, handed=handed)
+        launched = launch(
+            INIT_BINARY,
+            plan,
+            sandbox_id=info.id,
+            handed=handed,
+            meanwhile=lambda: ownership.limit(info.limits),
+        )
         ownership.note_processes(launched)
         layer_at = Path(f"/proc/{launched.process.pid}", plan.layer_at(info.limits.layer))
         return Made(order, info, prepared, ownership, launched, first_id, layer_at)

@@ -24,8 +24,8 @@ _END_PATIENCE_S = 5.0
 
 class Ownership:
     """One sandbox's cgroups, writable layer, network and journal entry. Its owner calls `create`, `connect`
-    (if there is a network), `note_processes` and `release`, in this order, from any one thread at a time;
-    `release` is right after any of them. `counters` is for any thread."""
+    (if there is a network), `limit`, `note_processes` and `release`, in this order, from any one thread at a
+    time; `release` is right after any of them. `counters` is for any thread."""
 
     def __init__(
         self,
@@ -61,14 +61,19 @@ class Ownership:
         )
 
     def create(self, limits: Limits) -> None:
-        """Makes the cgroups and the layer, and loads the profile. Raises CapacityError, StartError."""
+        """Makes the cgroups, whose limits `limit` sets, and the layer, and loads the profile. Raises
+        CapacityError, StartError."""
         self._journal.write(self._record)
-        self.groups.create(limits)
+        self.groups.make()
         self._layers = MECHANISMS[limits.layer]
         size = LayerSize(limits.disk_bytes, limits.disk_inodes)
         self.layer = self._layers.make(self._state_dir, self._record.id, size)
         if self._profile is not None:
             self._profiles.acquire(self._profile, self._record.id)
+
+    def limit(self, limits: Limits) -> None:
+        """While the sandbox is being made, and before anything of it runs. Raises CapacityError."""
+        self.groups.limit(limits)
 
     def connect(self, egress: Egress, network: Network) -> int:
         """Guards the cgroups and makes the network, and returns its namespace for the sandbox's first process

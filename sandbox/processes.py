@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _STATE, _NUM_THREADS, _START_TIME = 0, 17, 19  # fields of /proc/PID/stat, counted after the name
@@ -49,11 +50,17 @@ def find_process(pid: int) -> ProcessKey | None:
 
 def this_process() -> ProcessKey:
     """The calling process."""
-    key = find_process(os.getpid())
+    return _living_process(os.getpid())
+
+
+@cache
+def _living_process(pid: int) -> ProcessKey:
+    key = find_process(pid)
     assert key is not None, "/proc does not show this process"
     return key
 
 
+@cache
 def boot_id() -> str:
     """Changes with every boot, after which no recorded pid means anything."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
