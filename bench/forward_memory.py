@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from bench import common
+from bench import common, resident_memory
 from bench.random_deepseek import Size, config_json, random_model
 
 LENGTH, QUICK_LENGTH = 131_072, 32_768
@@ -96,22 +96,11 @@ def _run(length: int) -> Pass:
     model = random_model(config_json(TINY), 1)
     ids = [i * 7 % TINY.vocabulary for i in range(length)]
     model.logits(ids[:_SHORT], last_only=True)
-    _reset_peak()
-    before = _resident("VmRSS")
+    resident_memory.reset_peak()
+    before = resident_memory.now_bytes()
     logits = model.logits(ids, last_only=True)
     assert bool(logits.isfinite().all())
-    return Pass(length, before, _resident("VmHWM"), round(model.cache_bytes_per_token() * length))
-
-
-def _reset_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _resident(field: str) -> int:
-    """Bytes of a line of /proc/self/status."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (kib,) = (line.split()[1] for line in lines if line.startswith(f"{field}:"))
-    return int(kib) * 1024
+    return Pass(length, before, resident_memory.peak_bytes(), round(model.cache_bytes_per_token() * length))
 
 
 if __name__ == "__main__":

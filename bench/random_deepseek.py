@@ -116,7 +116,7 @@ def random_model(raw: Mapping[str, object], threads: int) -> DeepseekModel:
     return DeepseekModel(config, source, select_operations(threads), compressed_ids(config))
 
 
-def write_folder(target: Path, raw: Mapping[str, object]) -> int:
+def write_folder(target: Path, raw: Mapping[str, object], shard_bytes: int = _SHARD_BYTES) -> int:
     """A folder that `open_checkpoint` reads, Engram tables in FP8 as released; the tables' bytes.
 
     Needs memory for one table; raises as FolderWriter does. Blocks.
@@ -124,7 +124,7 @@ def write_folder(target: Path, raw: Mapping[str, object]) -> int:
     config = DeepseekConfig.from_dict(raw)
     noise = torch.Generator().manual_seed(_SEED)
     table_bytes = 0
-    with FolderWriter(target, _SHARD_BYTES) as writer:
+    with FolderWriter(target, shard_bytes) as writer:
         for entry in v41_entries(config):
             if entry.kind == "table":
                 values, scales = _table(entry, noise)
