@@ -158,6 +158,21 @@ def test_memory_that_the_workers_have_not_taken_yet_is_known(server: Server) -> 
     assert 0 < sum(outstanding_bytes(config).values()) < promised
 
 
+def test_a_schema_holds_and_choices_share_a_prompt_through_the_workers_processes(server: Server) -> None:
+    schema = {"type": "object", "properties": {"city": {"enum": ["Bern", "Rome"]}}, "required": ["city"]}
+    asked = {**ASKED, "max_tokens": 40, "temperature": 1.0, "seed": 3, "n": 3}
+    with server.sdk() as sdk:
+        answer = sdk.chat.completions.create(
+            **asked,
+            response_format={"type": "json_schema", "json_schema": {"name": "place", "schema": schema}},
+            logprobs=True,
+        )
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        assert json.loads(choice.message.content)["city"] in ("Bern", "Rome")
+        assert len(choice.logprobs.content) > 0
+
+
 def test_every_process_of_the_deployment_is_found(server: Server) -> None:
     """By title where Ray wrote it over the environment, and by mark."""
     session = psutil.Process(server.process.pid).children(recursive=True)

@@ -116,6 +116,18 @@ def several(engines: list[Engine], sampling: SamplingParams) -> list[tuple[int, 
     return outputs
 
 
+@pytest.mark.parametrize("sampling", KINDS.values(), ids=KINDS.keys())
+def test_what_the_sampler_has_forgotten_it_makes_again(engine: Engine, sampling: SamplingParams) -> None:
+    """As after a preemption whose state is gone, at every token."""
+    (kept,) = finish(engine, [Request("r", PROMPT, sampling)]).values()
+    engine.add(Request("r", PROMPT, sampling))
+    again: list[int] = []
+    while engine.has_work:
+        again += [token for output in engine.step().tokens for token in output.token_ids]
+        engine.sampler.forget("r")
+    assert tuple(again) == kept
+
+
 def test_one_output_ends_alone(engine: Engine) -> None:
     engine.add(Request("r", PROMPT, KINDS["penalties"], choices=3))
     engine.step()
