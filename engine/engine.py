@@ -188,11 +188,21 @@ class Engine:
         if not plan.chunks:
             return StepResult()
         logits = self._run(plan.chunks)
-        return self._postprocess(plan.chunks, logits)
+        result = self._postprocess(plan.chunks, logits)
+        if self.events is not None:
+            self.events.cut(time.time())
+        return result
 
-    def take_events(self) -> KvEventBatch | None:
-        """What the prefix cache has taken in and given up since the last call, with `kv_events` on."""
-        return self.events.cut(time.time()) if self.events is not None else None
+    def events_since(self, number: int) -> list[tuple[int, KvEventBatch]]:
+        """What the prefix cache has taken in and given up, by step, with `kv_events` on.
+
+        Batches from `number` on, of which the newest 10,000 are kept: a gap before the first says that older
+        ones are gone.
+        """
+        if self.events is None:
+            return []
+        self.events.cut(time.time())
+        return list(self.events.since(number))
 
     def generate(
         self,

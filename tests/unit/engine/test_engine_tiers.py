@@ -267,8 +267,7 @@ def test_new_weights_make_all_kv_old(tiny_model: Path, cpu_library: Path, tmp_pa
     begun = tuple(token for output in engine.step().tokens for token in output.token_ids)
     engine.update_weights("2", str(other))
     engine.check_integrity()
-    batch = engine.take_events()
-    assert batch is not None
+    _, batch = engine.events_since(0)[-1]
     assert batch.events[0] == AllBlocksCleared()
     rest, _ = drain(engine)
     fresh = small_engine(other)
@@ -289,16 +288,14 @@ def test_new_weights_make_all_kv_old(tiny_model: Path, cpu_library: Path, tmp_pa
 def test_events_tell_what_the_prefix_cache_holds(tiny_model: Path, cpu_library: Path) -> None:
     engine = small_engine(tiny_model, kv_events=True, block_tokens=16)
     finish(engine, [Request("r", prompt(40), NEW)])
-    batch = engine.take_events()
-    assert batch is not None
+    ((number, batch),) = engine.events_since(0)
     (stored,) = batch.events
     assert isinstance(stored, BlockStored)
     assert stored.token_ids == prompt(40)[:32]
     assert len(stored.block_hashes) == 2
-    assert engine.take_events() is None
+    assert engine.events_since(number + 1) == []
     forget_device(engine)
-    batch = engine.take_events()
-    assert batch is not None
+    ((_, batch),) = engine.events_since(number + 1)
     assert batch.events[0] == BlockRemoved((stored.block_hashes[1],), "GPU")
 
 
