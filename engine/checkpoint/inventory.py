@@ -9,8 +9,8 @@ from typing import Protocol
 
 from engine.checkpoint.entries import Entry, Kind, Section, Shape
 from engine.model.deepseek.config import DeepseekConfig
-from engine.model.deepseek.config_fields import Fields
 from engine.model.deepseek.roles import layer_roles
+from engine.model.deepseek.vision_config import VisionConfig
 
 
 class BlockShape(Protocol):
@@ -54,7 +54,7 @@ def v41_entries(config: DeepseekConfig) -> Iterator[Entry]:
     yield _plain("head.weight", c.vocab_size, c.hidden_size)
     yield from _drafts(c)
     if c.vision_config is not None:
-        yield from _vision(c, Fields(c.vision_config, "vision_config."))
+        yield from _vision(c)
 
 
 def block_entries(c: DeepseekConfig, prefix: str, num_experts: int, section: Section) -> Iterator[Entry]:
@@ -141,12 +141,13 @@ def _drafts(c: DeepseekConfig) -> Iterator[Entry]:
     yield entry(f"{last}.confidence_head.proj.weight", "plain", 1, hidden + rank)
 
 
-def _vision(c: DeepseekConfig, vision: Fields) -> Iterator[Entry]:
+def _vision(c: DeepseekConfig) -> Iterator[Entry]:
     """Section 9. Attention has biases, the MLP none; the aligner joins downsample_ratio^2 patches."""
-    width, inner = vision.integer("hidden_size"), vision.integer("intermediate_size")
-    patch = 3 * vision.integer("patch_size") ** 2
+    vision = VisionConfig.of(c)
+    width, inner = vision.hidden_size, vision.intermediate_size
+    patch = 3 * vision.patch_size**2
     shapes: dict[str, Shape] = {"patch_embed.proj.weight": (width, patch), "patch_embed.proj.bias": (width,)}
-    for block in range(vision.integer("num_hidden_layers")):
+    for block in range(vision.num_hidden_layers):
         shapes |= {
             f"blocks.{block}.attn.wqkv.weight": (3 * width, width),
             f"blocks.{block}.attn.wqkv.bias": (3 * width,),
@@ -159,7 +160,7 @@ def _vision(c: DeepseekConfig, vision: Fields) -> Iterator[Entry]:
         }
     shapes["norm.weight"] = (width,)
     yield from (Entry(f"vision.{name}", shape, "plain", "vision") for name, shape in shapes.items())
-    joined = width * vision.integer("downsample_ratio") ** 2
+    joined = width * vision.downsample_ratio**2
     for name, columns in (("w1", joined), ("w2", c.hidden_size)):
         yield Entry(f"aligner.{name}.weight", (c.hidden_size, columns), "plain", "vision")
         yield Entry(f"aligner.{name}.bias", (c.hidden_size,), "plain", "vision")

@@ -24,7 +24,6 @@ from engine.training.judging import Window
 from engine.training.network import Recall
 from engine.training.paired import Difference, compared
 from engine.training.shipped import (
-    BLOCK,
     Read,
     open_shipped,
     read_as_served,
@@ -71,10 +70,10 @@ class Served:
         """Of what is measured with it: a replay's effect fades, so its first window stands by itself."""
         return (self.name, first_window(self.name)) if self.late else (self.name,)
 
-    def rows(self, count: int, window: int) -> dict[str, slice]:
-        """Which of `count` rows of a text count, by name. `window`: the model's."""
+    def rows(self, count: int, window: int, block: int) -> dict[str, slice]:
+        """Which of `count` rows of a text count, by name. `window` and `block`: the model's."""
         found = {self.name: slice(count // 2 if self.late else 0, count - 1)}
-        behind = count // 2 // BLOCK * BLOCK if self.read is read_behind_hit else count // 2
+        behind = count // 2 // block * block if self.read is read_behind_hit else count // 2
         if self.late and window < behind < count - 1:  # else nothing is replayed
             found[first_window(self.name)] = slice(behind, min(behind + window, count - 1))
         return found
@@ -165,7 +164,8 @@ def _compared(folder: Path, windows: Sequence[Window]) -> Found:
         base_TV = BASE.read(base, window.ids)
         for variant in SERVED:
             other_TV = variant.read(_served(folder, variant), window.ids)
-            for name, rows in variant.rows(len(window.ids), base.config.sliding_window).items():
+            places = variant.rows(len(window.ids), base.config.sliding_window, base.block_tokens)
+            for name, rows in places.items():
                 found[name].append(compared(base_TV[rows], other_TV[rows], window, rows))
     return Found(differences=found)
 

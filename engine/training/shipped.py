@@ -28,7 +28,6 @@ from engine.training.rounding import released_rounding
 from engine.training.trainer import Task
 from kernels.operations import select_operations
 
-BLOCK = 64  # tokens of a cache block, of which every ratio is a divisor
 _CHUNK = 512  # rows at a time
 Read = Callable[[DeepseekModel, Sequence[int]], Tensor]
 """How a text is run: logits [T, V] of all its rows; those of rows before its prompt's end may be zeros."""
@@ -76,8 +75,8 @@ def read_whole(model: DeepseekModel, ids: Sequence[int]) -> Tensor:
 def read_replayed(model: DeepseekModel, ids: Sequence[int]) -> Tensor:
     """The first half is a prompt, of which decoder layers see the last window (section 1.3)."""
     bound = decoder_bound(0, len(ids) // 2, model.config.sliding_window)
-    blocks = range(-(-len(ids) // BLOCK))
-    cache = model.new_cache(len(blocks), BLOCK, 1)
+    blocks = range(-(-len(ids) // model.block_tokens))
+    cache = model.new_cache(len(blocks), model.block_tokens, 1)
     return _run(model, cache, ids, SequenceRows(0, blocks, 0, len(ids), decoder_from=bound))
 
 
@@ -95,9 +94,9 @@ def read_as_served(model: DeepseekModel, ids: Sequence[int]) -> Tensor:
 
 def _resumed(model: DeepseekModel, ids: Sequence[int], *, cached: int, decoder_from: int) -> Tensor:
     """`cached` is cut to whole blocks. The first slot leaves its entries, the second starts behind them."""
-    cached = cached // BLOCK * BLOCK
-    blocks = range(-(-len(ids) // BLOCK))
-    cache = model.new_cache(len(blocks), BLOCK, 2)
+    cached = cached // model.block_tokens * model.block_tokens
+    blocks = range(-(-len(ids) // model.block_tokens))
+    cache = model.new_cache(len(blocks), model.block_tokens, 2)
     resumed = resume_after_hit(cached, model.config.sliding_window)
     if resumed.start:
         _run(model, cache, ids[:cached], SequenceRows(0, blocks, 0, cached))

@@ -15,7 +15,6 @@ from engine.model.deepseek.rows import SequenceRows
 from engine.speculation.request_drafts import judge_picked
 from protocol.sampling import SamplingParams
 
-_BLOCK_TOKENS = 64  # of which every ratio is a divisor
 _CHUNK = 512  # rows of the text at a time
 
 
@@ -42,9 +41,9 @@ class _Text:
 
     def __init__(self, model: DeepseekModel, drafts: DraftModel, token_ids: Sequence[int]) -> None:
         self._model, self._drafts, self._ids = model, drafts, list(token_ids)
-        num_blocks = -(-(len(self._ids) + drafts.num_rows) // _BLOCK_TOKENS)
+        num_blocks = -(-(len(self._ids) + drafts.num_rows) // model.block_tokens)
         self._blocks, self._read = range(num_blocks), 0
-        self._cache = model.new_cache(num_blocks, _BLOCK_TOKENS, 1)
+        self._cache = model.new_cache(num_blocks, model.block_tokens, 1)
         self._context: DraftCache = drafts.new_cache(1)
 
     def accepted(self, places: Sequence[int], sampling: SamplingParams) -> Tensor:

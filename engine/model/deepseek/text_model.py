@@ -17,6 +17,7 @@ from engine.model.deepseek.shape import TextShape
 from engine.model.deepseek.step import Observer
 from kernels.operations import Operations
 
+_BLOCK = 64
 _CHUNK = 512  # rows that `logits` runs at a time; more take more memory, and give the same bits
 
 
@@ -50,6 +51,11 @@ class TextModel(ABC):
     def head(self, hidden_TC: Tensor) -> Tensor:
         """Logits [T, V] of hidden states."""
 
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a cache block for a caller who has no reason for another: every ratio divides them."""
+        return math.lcm(_BLOCK, *(r for r in map(self.shape.ratio, range(self.shape.num_hidden_layers)) if r))
+
     def close(self) -> None:
         """Ends what threads it has."""
         return
@@ -59,9 +65,9 @@ class TextModel(ABC):
     ) -> Tensor:
         """One full exact forward without replay: [T, V] float32, or [V] of the last position."""
         check_prompt(token_ids, self.shape.vocab_size, self.shape.max_position_embeddings)
-        block = math.lcm(64, *(r for r in map(self.shape.ratio, range(self.shape.num_hidden_layers)) if r))
-        num_blocks = -(-len(token_ids) // block)
-        cache, ids = self.new_cache(num_blocks, block, 1), torch.tensor(token_ids, dtype=torch.int64)
+        num_blocks = -(-len(token_ids) // self.block_tokens)
+        cache = self.new_cache(num_blocks, self.block_tokens, 1)
+        ids = torch.tensor(token_ids, dtype=torch.int64)
         parts: list[Tensor] = []
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]

@@ -10,6 +10,7 @@ from dspark_models import raw_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.checkpoint.family import read_family
 from engine.errors import BrokenModelFile, InvalidRequest
 from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.image import fitted, letterbox, patch_image
@@ -176,3 +177,16 @@ def test_a_model_without_a_tower_says_so(field):
     del raw[field]
     with pytest.raises(BrokenModelFile, match=f"field '{field}' is None, expected a value: this model"):
         VisionConfig.of(DeepseekConfig.from_dict(raw))
+
+
+@pytest.mark.parametrize("field", ["patch_size", "downsample_ratio"])
+def test_names_of_a_folder_follow_the_towers_own_defaults(field):
+    """What a tower may leave out, the list of its tensors may too: the release's values."""
+    raw = raw_config()
+    raw["vision_config"] = {**raw["vision_config"], "patch_size": 14, "downsample_ratio": 3}
+    whole = {entry.name: entry.shape for entry in read_family(raw).entries}
+    del raw["vision_config"][field]
+    assert {entry.name: entry.shape for entry in read_family(raw).entries} == whole
+    raw["vision_config"][field] = 0
+    with pytest.raises(BrokenModelFile, match=f"vision_config.{field}' is 0"):
+        read_family(raw)

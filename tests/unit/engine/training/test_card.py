@@ -123,13 +123,13 @@ def test_a_gate_without_its_first_measurement_is_not_met(card: Card):
 
 def test_rows_of_a_replay_begin_behind_it():
     replayed, hit = (next(v for v in SERVED if v.name == name) for name in (REPLAYED, BEHIND_HIT))
-    assert replayed.rows(1024, 64) == {
+    assert replayed.rows(1024, 64, 64) == {
         REPLAYED: slice(512, 1023), first_window(REPLAYED): slice(512, 576),
     }  # fmt: skip
-    assert hit.rows(400, 64)[first_window(BEHIND_HIT)] == slice(192, 256)  # 200 in whole blocks
-    assert list(hit.rows(130, 64)) == [BEHIND_HIT]  # a hit of a window is a miss: nothing is replayed
-    assert replayed.rows(150, 64)[first_window(REPLAYED)] == slice(75, 139)
-    assert [*SERVED[0].rows(100, 64)] == [SERVED[0].name]
+    assert hit.rows(400, 64, 64)[first_window(BEHIND_HIT)] == slice(192, 256)  # 200 in whole blocks
+    assert list(hit.rows(130, 64, 64)) == [BEHIND_HIT]  # a hit of a window is a miss: nothing is replayed
+    assert replayed.rows(150, 64, 64)[first_window(REPLAYED)] == slice(75, 139)
+    assert [*SERVED[0].rows(100, 64, 64)] == [SERVED[0].name]
 
 
 def test_drafts_hold_up_to_a_position_or_they_do_not():
