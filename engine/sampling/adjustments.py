@@ -22,6 +22,11 @@ def needs_past(sampling: SamplingParams) -> bool:
     return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
 
+def is_plain(sampling: SamplingParams) -> bool:
+    """Whether the row to choose from is the model's own: what verdicts on drafts assume of a request."""
+    return not (needs_past(sampling) or sampling.logit_bias or sampling.min_tokens or sampling.structure)
+
+
 def adjust(
     logits: Logits,
     sampling: SamplingParams,

@@ -6,6 +6,7 @@ Shapes: m drafts, V vocabulary.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.sampling.adjustments import is_plain
 from engine.sampling.noise import Purpose, uniform
 from engine.sampling.sampler import choose
 from engine.speculation.distribution import LogitRows, Logits, Probabilities, draw, probabilities
@@ -25,6 +26,7 @@ class SampledDrafts:
     def pick(self, logits: Logits) -> int:
         """The next draft, from the draft model's logits behind the drafts before it."""
         index = self.generated + len(self.token_ids)
+        assert is_plain(self.sampling), "drafts do not follow penalties, bias and grammars yet"
         q = probabilities(logits, self.sampling)
         token = draw(q, uniform(self.sampling.seed, index, Purpose.DRAFT, self.generated))
         self.drawn_from.append(q)
@@ -50,4 +52,5 @@ def judge_picked(
 
     `logits`: the model's, len(drafts) + 1 rows [V]; `generated`: tokens before the first draft.
     """
+    assert is_plain(sampling), "drafts do not follow penalties, bias and grammars yet"
     return verify_chosen(lambda k: choose(logits[k], sampling, generated + k), drafts)

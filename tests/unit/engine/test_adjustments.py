@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sampling.adjustments import adjust
@@ -15,6 +15,7 @@ rows = st.lists(st.floats(-20, 20, width=32), min_size=V, max_size=V).map(lambda
 ids = st.lists(st.integers(0, V - 1), max_size=30)
 
 
+@settings(deadline=None)
 @given(logits=rows, prompt=ids, generated=ids)
 def test_a_request_that_asks_for_nothing_gets_the_row_itself(
     logits: np.ndarray, prompt: list[int], generated: list[int]
@@ -23,6 +24,7 @@ def test_a_request_that_asks_for_nothing_gets_the_row_itself(
     assert adjust(logits, sampling, Past.of(prompt, generated), len(generated), ends=(1,)) is logits
 
 
+@settings(deadline=None)
 @given(
     logits=rows, prompt=ids, generated=ids,
     strengths=st.tuples(st.floats(-2, 2), st.floats(-2, 2), st.floats(0.5, 2)),
@@ -46,6 +48,7 @@ def test_penalties_are_those_of_their_definition(
     np.testing.assert_array_equal(logits, before)
 
 
+@settings(deadline=None)
 @given(prompt=ids, generated=ids, cut=st.integers(0, 30))
 def test_a_past_is_the_same_whenever_it_is_counted(prompt: list[int], generated: list[int], cut: int) -> None:
     steps = Past.of(prompt, generated[:cut])
@@ -56,6 +59,7 @@ def test_a_past_is_the_same_whenever_it_is_counted(prompt: list[int], generated:
     assert steps.prompt_ids.tolist() == whole.prompt_ids.tolist() == sorted(set(prompt))
 
 
+@settings(deadline=None)
 @given(logits=rows, bias=st.dictionaries(st.integers(0, V - 1), st.floats(-100, 100, width=32)))
 def test_bias_is_added(logits: np.ndarray, bias: dict[int, float]) -> None:
     row = adjust(logits, SamplingParams(logit_bias=tuple(bias.items())), NOTHING, 0)
@@ -63,6 +67,7 @@ def test_bias_is_added(logits: np.ndarray, bias: dict[int, float]) -> None:
     np.testing.assert_array_equal(row, np.array(expected, np.float32))
 
 
+@settings(deadline=None)
 @given(logits=rows, seed=st.integers(0, 99), allowed=st.sets(st.integers(0, V - 1), min_size=1))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_only_what_is_allowed_is_chosen(
@@ -88,6 +93,7 @@ def test_penalties_without_the_tokens_before_are_a_fault_of_ours() -> None:
         choose(np.zeros(V, np.float32), SamplingParams(presence_penalty=1.0), 0)
 
 
+@settings(deadline=None)
 @given(logits=rows, neighbours=st.integers(1, 5), seed=st.integers(0, 99), at=st.integers(0, 4))
 def test_a_row_among_others_gives_what_it_gives_alone(
     logits: np.ndarray, neighbours: int, seed: int, at: int

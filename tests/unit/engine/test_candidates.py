@@ -67,6 +67,7 @@ def test_top_p_finds_its_tokens_among_many(temperature: float, top_p: float) -> 
     assert ids.tolist() == list(by_sorting(logits, sampling))
 
 
+@settings(deadline=None)
 @given(logits=rows, sampling=samplings)
 def test_probabilities_are_the_weights_of_the_candidates(
     logits: np.ndarray, sampling: SamplingParams
@@ -78,6 +79,7 @@ def test_probabilities_are_the_weights_of_the_candidates(
     assert set(np.flatnonzero(found).tolist()) <= set(ids.tolist())
 
 
+@settings(deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.0, 1e-300, 0.1, 1.0]), min_size=1).filter(any).map(np.array),
     uniform=st.floats(0, 1, exclude_max=True),

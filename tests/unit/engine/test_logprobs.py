@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sampling.logprobs import logprobs_of
@@ -12,6 +12,7 @@ rows = st.lists(st.sampled_from([-2.0, 0.0, 0.5, 0.5, 3.0]), min_size=1, max_siz
 )
 
 
+@settings(deadline=None)
 @given(logits=rows, token=st.integers(0, 39), num_top=st.integers(0, 20))
 def test_they_are_those_of_the_softmax(logits: np.ndarray, token: int, num_top: int) -> None:
     token %= len(logits)

@@ -43,6 +43,7 @@ def test_any_cut_gives_the_same_events(parts: list[str], cuts: set[int]) -> None
     assert events(text, cuts) == events(text, set()) == events(text, set(range(1, len(text))))
 
 
+@settings(deadline=None)
 @given(parts=st.lists(st.just(CALL) | beside, max_size=6))
 def test_nothing_but_calls_and_the_line_breaks_before_them_is_taken_out(parts: list[str]) -> None:
     found = events("".join(parts), set())
@@ -66,6 +67,7 @@ def test_what_is_no_call_stays_text(text: str) -> None:
     assert events(f"<tool_call>{text}</tool_call>", set()) == [f"<tool_call>{text}</tool_call>"]
 
 
+@settings(deadline=None)
 @given(name=st.text(min_size=1), arguments=st.dictionaries(st.text(), st.text() | st.integers()))
 def test_a_call_that_is_written_is_read_again(name: str, arguments: dict[str, object]) -> None:
     written = render_text_calls([(name, json.dumps(arguments))])

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_gguf import CONTROL, TEMPLATE, byte_ids
 
@@ -33,6 +33,7 @@ def controls(ids: list[int]) -> list[int]:
     return [token for token in ids if token < len(CONTROL)]
 
 
+@settings(deadline=None)
 @given(contents=st.lists(st.text().filter(lambda text: "<|" not in text), min_size=1, max_size=3))
 def test_an_ordinary_prompt_has_the_ids_of_its_rendered_text(
     tiny_tokenizer: ChatTokenizer, contents: list[str]
@@ -42,6 +43,7 @@ def test_an_ordinary_prompt_has_the_ids_of_its_rendered_text(
     assert encode_messages(messages, PLAIN, tiny_tokenizer) == expected
 
 
+@settings(deadline=None)
 @given(role=texts, contents=st.lists(texts, min_size=1, max_size=3))
 def test_no_message_makes_a_control_token(
     tiny_tokenizer: ChatTokenizer, role: str, contents: list[str]

@@ -1,7 +1,7 @@
 """A choice out of its tokens: the same however they come, with what ended it."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_gguf import EOS, byte_ids
 
@@ -40,6 +40,7 @@ def read(
     raise AssertionError("the choice has not ended")
 
 
+@settings(deadline=None)
 @given(cut=st.integers(1, 60), tail=st.sampled_from(["", "é", "x"]))
 def test_calls_are_found_wherever_the_tokens_are_cut(
     tiny_tokenizer: ChatTokenizer, cut: int, tail: str
