@@ -4,14 +4,24 @@ The models are the golden sets: `a` with quantised caches and Engram, `b` with n
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from engine_runs import Outputs, drain, finish, finish_disaggregated, small_engine
+from safetensors.torch import save_file
 
 from engine import Engine, Request, SamplingParams, load_model
+from engine.checkpoint.family import read_family
 from engine.errors import BrokenHandoff, InvalidRequest
+from engine.model import configs
+from engine.model.deepseek.cache import DeepseekCache, SequenceCache
+from engine.model.deepseek.config import DeepseekConfig
+from engine.model.deepseek.serving import DeepseekState
+from engine.model.deepseek_v4.cache import DeepseekV4Cache
+from engine.model.deepseek_v4.config import DeepseekV4Config
+from engine.model_path import model_path
 from kernels.operations import NUMERICS
 
 GOLDEN = Path(__file__).parents[2] / "data" / "v41_golden"
@@ -154,3 +164,82 @@ def test_positions_past_the_last_are_refused(golden: str):
     long = Request("long", tuple(IDS[golden][:1]) * engine.max_positions, NEW)
     with pytest.raises(InvalidRequest, match="positions"):
         engine.add(long)
+
+
+LONG = 10_000  # tokens of one request
+V4 = {
+    "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "eos_token_id": 1,
+    "vocab_size": 64, "hidden_size": 32, "moe_intermediate_size": 32, "num_hidden_layers": 4,
+    "num_attention_heads": 1, "head_dim": 128, "qk_rope_head_dim": 64, "q_lora_rank": 32, "o_groups": 1,
+    "o_lora_rank": 32, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_shared_experts": 1,
+    "sliding_window": 16, "compress_ratios": [0, 4, 16, 4], "num_hash_layers": 1, "index_n_heads": 1, "index_head_dim": 64,
+    "index_topk": 8, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 16_384, "rope_theta": 10_000, "compress_rope_theta": 160_000,
+    "routed_scaling_factor": 1.5, "swiglu_limit": 10.0, "num_nextn_predict_layers": 0,
+}  # fmt: skip
+
+
+def long_v41(folder: Path) -> Path:
+    """Golden set b for more positions."""
+    shutil.copytree(GOLDEN / "b", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = 16_384
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def random_v4(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(V4))
+    entries = read_family(V4).entries
+    tensors = {
+        e.name: torch.zeros(e.shape, dtype=torch.int64) if e.kind == "ids" else torch.randn(e.shape) * 0.1
+        for e in entries
+    }
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+BYTES = {  # a token: (main + index) / ratio of each kv source, by section 3
+    "v41": (long_v41, 2 * (18 + 17) / 2 + (18 + 17)),
+    "v4": (random_v4, 2 * (200 + 34) / 4 + 200 / 16),
+    "nano": (lambda _: model_path("nano"), 106.0),
+}
+
+
+def global_bytes(cache: SequenceCache) -> int:
+    """Of main entries and index keys of all blocks, as the tensors themselves are."""
+    return sum(source.main.nbytes + source.index.nbytes for source in cache.sources.values())
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_10000_tokens_take_the_blocks_that_they_should(name: str, tmp_path: Path, cpu_library: Path):
+    """In an engine that runs them: what their blocks take is bytes a token times tokens, up to one block."""
+    make, bytes_per_token = BYTES[name]
+    settings = {"kv_cache_bytes": 2 << 20, "caches": "released", "token_budget": 512, "max_sequences": 1}
+    engine, most = small_engine(make(tmp_path / name), **settings), 0
+    assert engine.model.cache_bytes_per_token() == bytes_per_token
+    assert isinstance(engine.state, DeepseekState)
+    block_bytes = global_bytes(engine.state.cache) / engine.statistics().pool.total
+    assert block_bytes == bytes_per_token * engine.config.block_tokens
+    ids = tuple(i * 7 % 60 + 3 for i in range(LONG))
+    engine.add(Request("long", ids, SamplingParams(max_tokens=1, ignore_eos=True)))
+    while engine.has_work:
+        engine.step()
+        most = max(most, engine.statistics().pool.held)
+    assert 0 <= most * block_bytes - bytes_per_token * LONG < block_bytes
+
+
+@pytest.mark.parametrize(("name", "bytes_per_token"), [
+    ("deepseek-v4.1-flash", 890.0), ("deepseek-v4-flash", 3514.25),
+])  # fmt: skip
+def test_caches_of_the_released_shapes_take_their_bytes(name: str, bytes_per_token: float):
+    """The state that an engine allocates, of the blocks that 10,000 tokens need; without any weights."""
+    raw = json.loads((Path(configs.__file__).parent / f"{name}.json").read_text())
+    block, num_blocks = 128, -(-LONG // 128)
+    if name == "deepseek-v4.1-flash":
+        cache: SequenceCache = DeepseekCache(DeepseekConfig.from_dict(raw), num_blocks, block, 1)
+    else:
+        cache = DeepseekV4Cache(DeepseekV4Config.from_dict(raw), num_blocks, block, 1)
+    assert global_bytes(cache) == bytes_per_token * num_blocks * block
+    assert 0 <= global_bytes(cache) - bytes_per_token * LONG < bytes_per_token * block
