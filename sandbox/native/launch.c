@@ -139,7 +139,7 @@ static void enter_namespaces(const struct plan *plan) {
     char map[64];
     uid_t uid = geteuid();
     gid_t gid = getegid();
-    if (unshare(CLONE_NEWNS | (plan->userns ? CLONE_NEWUSER : 0) | (plan->no_network ? CLONE_NEWNET : 0)))
+    if (unshare(CLONE_NEWNS | (plan->userns ? CLONE_NEWUSER : 0)))
         fail(plan->userns ? "make a user namespace" : "make namespaces");
     if (plan->userns) {
         write_text("/proc/self/setgroups", "deny");
@@ -151,7 +151,7 @@ static void enter_namespaces(const struct plan *plan) {
     }
     if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL)) fail("make mounts private");
     if (plan->network >= 0 && setns(plan->network, CLONE_NEWNET)) fail("enter the network namespace");
-    if (plan->no_network || plan->network >= 0) start_loopback();
+    if (plan->network >= 0) start_loopback();
 }
 
 static void make_directory(const char *path, mode_t mode) {
@@ -301,6 +301,8 @@ int launch(int argc, char **argv) {
     join_cgroups(&plan);
     lower_limits(); /* before there is a user namespace, which takes them over */
     enter_namespaces(&plan);
+    struct order order = {plan.no_network, plan.owner, plan.num_ids};
+    struct maker maker = start_maker(&order);
     int skeleton = open_place(plan.skeleton);
     for (int i = 0; i < plan.num_binds; i++) plan.binds[i].fd = open_place(plan.binds[i].source);
     for (int i = 0; i < plan.num_hidden; i++)
@@ -309,7 +311,7 @@ int launch(int argc, char **argv) {
     mount_image(&plan);
     if (plan.terminals) mount_terminals(plan.terminals);
     if (plan.config >= 0) copy_config(plan.config);
-    if (plan.num_ids) make_user_namespace("/tmp/user", plan.owner, plan.num_ids);
+    take_namespaces(&maker, "/tmp/user", &order);
     keep_only(plan.control, plan.filter, mounts, plan.detached ? layer : -1);
     if (chdir("/")) fail("chdir /");
     if (plan.drop) drop_to(plan.owner);

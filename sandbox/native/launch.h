@@ -9,7 +9,19 @@ void start_loopback(void);
 void lower_limits(void);
 void lower_counts(void);
 void drop_to(uid_t uid);
-void make_user_namespace(const char *place, uid_t owner, uid_t num_ids);
+
+struct order {
+    bool network;  /* one with nothing but a loopback */
+    uid_t owner;   /* of the user namespace */
+    uid_t num_ids; /* in it; 0 = none is to be made */
+};
+struct maker {
+    pid_t pid; /* 0 = there is nothing to make */
+    int ready, finished;
+};
+struct maker start_maker(const struct order *order);
+/* Waits for it, enters the network and keeps the user namespace at `place` */
+void take_namespaces(const struct maker *maker, const char *place, const struct order *order);
 
 /* copy.c, for launch and by itself */
 void copy_layer(int from, int to, uint32_t first_from, uint32_t first_to, uint64_t limit);

@@ -67,36 +67,66 @@ void lower_limits(void) {
     lower_limit(RLIMIT_MSGQUEUE, MAX_QUEUE_BYTES);
 }
 
-static void become_namespace(uid_t uid, int ready, int finished) {
+static void make_namespaces(const struct order *order, int ready, int finished) {
     char byte = 0;
-    drop_to(uid);
-    if (unshare(CLONE_NEWUSER)) fail("make a user namespace");
-    if (write(ready, &byte, 1) != 1 || read(finished, &byte, 1) < 0) fail("hand over a user namespace");
+    if (order->network && unshare(CLONE_NEWNET)) fail("make a network namespace");
+    if (order->network) start_loopback();
+    if (order->num_ids) {
+        drop_to(order->owner);
+        if (unshare(CLONE_NEWUSER)) fail("make a user namespace");
+    }
+    if (write(ready, &byte, 1) != 1 || read(finished, &byte, 1) < 0) fail("hand over namespaces");
     _exit(0);
 }
 
-/* What is counted in a user namespace (queued signals, inotify instances) is charged to whoever made it, up to
- * that user's own limit. So the sandbox's uid makes it, and root only says which ids are in it. */
-void make_user_namespace(const char *place, uid_t owner, uid_t num_ids) {
+/* Namespaces take about as long to make as a sandbox's mounts, so they are made beside them. */
+struct maker start_maker(const struct order *order) {
     int ready[2], finished[2];
-    char path[64], map[64], byte;
+    if (!order->network && !order->num_ids) return (struct maker){0};
     if (pipe2(ready, O_CLOEXEC) || pipe2(finished, O_CLOEXEC)) fail("make pipes");
     pid_t maker = fork();
     if (maker < 0) fail("fork");
     if (maker == 0) {
         close(ready[0]), close(finished[1]);
-        become_namespace(owner, ready[1], finished[0]);
+        make_namespaces(order, ready[1], finished[0]);
     }
     close(ready[1]), close(finished[0]);
-    if (read(ready[0], &byte, 1) != 1) exit(125); /* it has said why */
-    snprintf(map, sizeof map, "0 %u %u", owner, num_ids);
-    snprintf(path, sizeof path, "/proc/%d/uid_map", maker);
+    return (struct maker){maker, ready[0], finished[1]};
+}
+
+static void write_map(pid_t maker, const char *kind, const struct order *order) {
+    char path[64], map[64];
+    snprintf(path, sizeof path, "/proc/%d/%s_map", maker, kind);
+    snprintf(map, sizeof map, "0 %u %u", order->owner, order->num_ids);
     write_text(path, map);
-    snprintf(path, sizeof path, "/proc/%d/gid_map", maker);
-    write_text(path, map);
+}
+
+/* What is counted in a user namespace (queued signals, inotify instances) is charged to whoever made it, up to
+ * that user's own limit. So the sandbox's uid makes it, and root only says which ids are in it. */
+static void keep_user_namespace(pid_t maker, const char *place, const struct order *order) {
+    char path[64];
+    write_map(maker, "uid", order);
+    write_map(maker, "gid", order);
     snprintf(path, sizeof path, "/proc/%d/ns/user", maker);
     int file = open(place, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (file < 0 || mount(path, place, NULL, MS_BIND, NULL)) fail("keep a user namespace at %s", place);
-    close(file), close(ready[0]), close(finished[1]);
-    if (waitpid(maker, NULL, 0) < 0) fail("wait");
+    close(file);
+}
+
+static void enter_network(pid_t maker) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/ns/net", maker);
+    int network = open(path, O_RDONLY | O_CLOEXEC);
+    if (network < 0 || setns(network, CLONE_NEWNET)) fail("enter a network namespace");
+    close(network);
+}
+
+void take_namespaces(const struct maker *maker, const char *place, const struct order *order) {
+    char byte;
+    if (!maker->pid) return;
+    if (read(maker->ready, &byte, 1) != 1) exit(125); /* it has said why */
+    if (order->network) enter_network(maker->pid);
+    if (order->num_ids) keep_user_namespace(maker->pid, place, order);
+    close(maker->ready), close(maker->finished);
+    if (waitpid(maker->pid, NULL, 0) < 0) fail("wait");
 }

@@ -11,6 +11,7 @@ import platform
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from sandbox.errors import UnsupportedError
@@ -128,6 +129,7 @@ def oci_seccomp(machine: Machine) -> dict[str, Any]:
     }
 
 
+@cache
 def filter_program(machine: Machine) -> bytes:
     """The table as instructions of classic BPF (struct sock_filter), as bubblewrap takes them. Calls of other
     architectures end the process; those of x32 are "not there"."""

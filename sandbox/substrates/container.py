@@ -50,7 +50,8 @@ class ContainerSubstrate:
         cgroup = None if name == "crun" else _own_cgroup(blueprint)
         config = oci_config(
             init_command(blueprint), owner_uid=blueprint.owner_uid, cgroup=cgroup,
-            filtered="seccomp" in blueprint.protections, hostname=blueprint.hostname,
+            filtered="seccomp" in blueprint.protections, as_program=name == "crun",
+            hostname=blueprint.hostname,
         )  # fmt: skip
         return LaunchPlan(tuple(options), tuple(program), json.dumps(config), all_hierarchies=name != "crun")
 

@@ -1,12 +1,14 @@
 """config.json of a `container` sandbox. Pure."""
 
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
-from sandbox.policy.seccomp import oci_seccomp, this_machine
+from sandbox.policy.seccomp import filter_program, oci_seccomp, this_machine
 from sandbox.substrates.base import HOSTNAME, ROOT_AT, SHM_BYTES, TERMINALS, UIDS_A_SANDBOX, USER_NAMESPACE_AT
 
 # The network namespace is that of whoever starts the runtime: launch has made it.
+_PROGRAM = "run.oci.seccomp_bpf_data"  # crun(1)
 _NAMESPACES = ("pid", "mount", "ipc", "uts", "cgroup")
 _MASKED = (
     *("acpi", "asound", "config.gz", "interrupts", "kallsyms", "kcore", "keys", "kmsg", "kpagecgroup"),
@@ -21,10 +23,12 @@ def oci_config(
     owner_uid: int,
     cgroup: str | None,
     filtered: bool = True,
+    as_program: bool = False,
     hostname: str = HOSTNAME,
 ) -> dict[str, Any]:
     """A bundle whose first process is `init`, with uids from `owner_uid` on. `cgroup` is the runtime's to
-    make; None where it is to make none."""
+    make; None where it is to make none. `as_program` names the table of system calls as instructions too, for
+    a runtime that takes them (crun), which then need not make them of the table each time."""
     ids = [{"containerID": 0, "hostID": owner_uid, "size": UIDS_A_SANDBOX}]
     linux: dict[str, Any] = {
         "namespaces": [
@@ -38,10 +42,12 @@ def oci_config(
     }
     if filtered:
         linux["seccomp"] = oci_seccomp(this_machine())
+    as_program = as_program and filtered
     if cgroup is not None:
         linux["cgroupsPath"] = cgroup
     return {
         "ociVersion": "1.0.2",
+        "annotations": {_PROGRAM: b64encode(filter_program(this_machine())).decode()} if as_program else {},
         "root": {"path": ROOT_AT, "readonly": False},
         "hostname": hostname,
         "process": {

@@ -1,5 +1,6 @@
 """What each substrate asks launch for."""
 
+import base64
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.images import Bind, Image, prepare_image
 from sandbox.limits import Asked, settle
 from sandbox.policy import Policy, Protection
+from sandbox.policy.seccomp import filter_program, this_machine
 from sandbox.substrates import find_substrate
 from sandbox.substrates.base import Blueprint, LaunchPlan
 from sandbox.substrates.container import find_runtime
@@ -126,6 +128,14 @@ def test_runc_makes_its_cgroups_below_the_sandboxs():
     assert plan.oci_config is not None
     assert json.loads(plan.oci_config)["linux"]["cgroupsPath"] == "/dockyard/key/sbx-1/runtime"
     assert plan.all_hierarchies
+
+
+@pytest.mark.parametrize(("filtered", "as_program"), [(True, True), (True, False), (False, True)])
+def test_a_runtime_that_takes_it_gets_the_table_as_a_program_too(filtered: bool, as_program: bool):
+    config = oci_config(["/init"], owner_uid=600_000, cgroup=None, filtered=filtered, as_program=as_program)
+    programs = [base64.b64decode(each) for each in config["annotations"].values()]
+    assert programs == ([filter_program(this_machine())] if filtered and as_program else [])
+    assert ("seccomp" in config["linux"]) == filtered  # for one that does not
 
 
 def test_the_oci_process_has_no_power():
