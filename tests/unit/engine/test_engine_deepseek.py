@@ -173,9 +173,10 @@ V4 = {
     "num_attention_heads": 1, "head_dim": 128, "qk_rope_head_dim": 64, "q_lora_rank": 32, "o_groups": 1,
     "o_lora_rank": 32, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_shared_experts": 1,
     "sliding_window": 16, "compress_ratios": [0, 4, 16, 4], "num_hash_layers": 1, "index_n_heads": 1,
-    "index_head_dim": 64, "index_topk": 8, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 16_384, "rope_theta": 10_000, "compress_rope_theta": 160_000,
-    "routed_scaling_factor": 1.5, "swiglu_limit": 10.0, "num_nextn_predict_layers": 0,
+    "index_head_dim": 64, "index_topk": 8, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6,
+    "rms_norm_eps": 1e-6, "max_position_embeddings": 16_384, "rope_theta": 10_000,
+    "compress_rope_theta": 160_000, "routed_scaling_factor": 1.5, "swiglu_limit": 10.0,
+    "num_nextn_predict_layers": 0,
 }  # fmt: skip
 
 
