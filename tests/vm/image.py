@@ -111,6 +111,7 @@ def make_disk(kernel: Kernel, toolkit: Path, target: Path, arguments: str = "") 
     for name in (
         "dev",
         "etc/alternatives",
+        "home/someone",
         "mnt",
         "opt",
         "proc",
