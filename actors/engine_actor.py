@@ -47,7 +47,7 @@ class EngineActor:
         return {"max_positions": engine.max_positions, "operations": engine.model.operations.name}
 
     def check_integrity(self) -> None:
-        self._worker.call(self._worker.engine.check_integrity)
+        self._worker.call(self._worker.check_integrity)
 
     def set_pace(self, factor: float) -> None:
         self._worker.set_pace(factor)

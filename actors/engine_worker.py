@@ -15,10 +15,11 @@ from typing import Any
 
 from actors.token_server import TokenServer
 from engine.config import EngineConfig
-from engine.engine import Engine, StepResult, TokenOutput
+from engine.engine import Engine
 from engine.errors import InvalidRequest, Overloaded
 from engine.handoff import Handoff
 from engine.request import Request
+from engine.results import StepResult, TokenOutput
 from protocol.clock import SystemClock
 from protocol.errors import DockyardError
 from protocol.wire import Abort, Failed, FromEngine, Submit, Tokens
@@ -136,6 +137,15 @@ class EngineWorker:
                     request_id, "lost", f"no decode worker took the hand-off: {error or type(error).__name__}"
                 )
         self._server.send([failed])
+
+    def check_integrity(self) -> None:
+        """Every block, slot, pin, sequence and stream of the worker is owned or free; raises AssertionError.
+
+        In the engine's thread, between two steps: through `call`.
+        """
+        self.engine.check_integrity()
+        left = self._owned.keys() - self.engine.requests
+        assert not left, f"a client waits for {min(left)}, which is not here"
 
     def set_pace(self, factor: float) -> None:
         """Stretch every step to `factor` times its length: 2.0 halves the speed. For experiments.

@@ -18,17 +18,19 @@ from bench.equivalence_cells.prompts import LONGEST, SHORT, cases, spread
 from bench.equivalence_cells.subject import Subject
 from engine.model.registry import load_model
 
-_FULL = {"nano": 48, "smollm2": 16}  # prompts: 64 in all
-_BYTES = {"nano": 16 << 20, "smollm2": 640 << 20}
-_QUICK_BYTES = {"nano": 4 << 20, "smollm2": 96 << 20}
+SUBJECTS = (("nano", True), ("nano", False), ("smollm2", True))  # and replay
+_FULL = {"nano": spread(48, LONGEST), "smollm2": spread(16, LONGEST)}  # 64 prompts
+_QUICK = {"nano": SHORT[4:], "smollm2": SHORT[2:3]}
+_CACHED_POSITIONS = 8_192
 
 
-def subject_of(name: str, *, replay: bool, quick: bool) -> Subject:
-    """Its owner closes the model."""
+def subject_of(name: str, lengths: tuple[int, ...], *, replay: bool) -> Subject:
+    """Its owner closes the model. One thread: a small model is no faster on two, and much slower where a
+    neighbour has one of them."""
     model = load_model(name, threads=1, replay=replay)
-    lengths = (SHORT if name == "nano" else SHORT[2:4]) if quick else spread(_FULL[name], LONGEST)
-    found = cases(model.tokenizer(), lengths)
-    return Subject(name, model, replay, found, 1, (_QUICK_BYTES if quick else _BYTES)[name])
+    positions = max(_CACHED_POSITIONS, sum(lengths) // 2) if max(lengths) > max(SHORT) else sum(lengths) * 5
+    num_bytes = int(model.cache_bytes_per_token() * positions)
+    return Subject(name, model, replay, cases(model.tokenizer(), lengths), 1, max(num_bytes, 4 << 20))
 
 
 def verdicts(subject: Subject) -> Iterator[Verdict]:
@@ -44,8 +46,8 @@ def verdicts(subject: Subject) -> Iterator[Verdict]:
 def measure(options: Options) -> dict[str, Any]:
     surroundings, started = Surroundings(["torch"]), time.perf_counter()
     found: list[Verdict] = []
-    for name, replay in (("nano", True), ("nano", False), ("smollm2", True)):
-        subject = subject_of(name, replay=replay, quick=options.quick)
+    for name, replay in SUBJECTS:
+        subject = subject_of(name, (_QUICK if options.quick else _FULL)[name], replay=replay)
         found += verdicts(subject)
         subject.model.close()
     faults = list(try_faults())

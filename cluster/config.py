@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from engine.cache.tier_config import TierConfig
 from gateway.config import GatewayConfig
 from protocol.errors import InvalidInput
 
@@ -28,6 +29,9 @@ class WorkersConfig(BaseModel):
     operations: Literal["auto", "c", "torch"] = "auto"
     # fast: activations in 16 bits, products in integers; the tokens of exact but for near ties
     profile: Literal["exact", "fast"] = "fast"
+    # of a preempted request's KV; swap needs tiers.host_bytes, and recomputes where these are full
+    preemption: Literal["recompute", "swap"] = "recompute"
+    tiers: TierConfig = TierConfig()  # KV beside a worker's own: host memory, and a disk that workers share
 
 
 class RayConfig(BaseModel):

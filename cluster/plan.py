@@ -47,7 +47,8 @@ def plan_workers(config: DockyardConfig, file: "GgufFile", topology: Topology) -
     """Place the workers. Raises ResourceShortage with what is needed and what there is."""
     roles: tuple[Role, ...] = ("prefill", "decode") if config.workers.disaggregated else ("both",)
     cores = sum(len(domain.cores) for _, domain, _ in topology.domains())
-    memory = file.path.stat().st_size + config.workers.kv_cache_bytes + _PROCESS_BYTES
+    kept = config.workers.kv_cache_bytes + config.workers.tiers.host_bytes
+    memory = file.path.stat().st_size + kept + _PROCESS_BYTES
     # A request is in one stage at a time, so on a small machine each worker gets all cores, shared.
     demands = [
         WorkerDemand(
@@ -73,6 +74,8 @@ def _worker(config: DockyardConfig, role: Role, placement: WorkerPlacement) -> W
         kv_cache_bytes=workers.kv_cache_bytes,
         max_sequences=workers.max_sequences,
         token_budget=workers.token_budget,
+        preemption=workers.preemption,
+        tiers=workers.tiers,
     )
     return WorkerPlan(role, engine, choice.cpus, 0.5, choice.place, choice.memory_bytes)
 

@@ -6,13 +6,13 @@ gives out a hand-off; `decode` adopts hand-offs and goes on. A request's tokens 
 
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from torch import Tensor
 
-from engine.cache.block_pool import BlockPool, PoolStatistics
+from engine.cache.block_pool import BlockPool
 from engine.cache.events import EventLog
-from engine.cache.tiers import Tiers, TierStatistics
+from engine.cache.tiers import Tiers
 from engine.chat.text_stream import TextStream
 from engine.chat.tokenizer import ChatTokenizer
 from engine.config import EngineConfig
@@ -21,52 +21,17 @@ from engine.handoff import Handoff, adopt, hand_over
 from engine.loading import Loading
 from engine.model.base import ChunkRows, Held, Model
 from engine.model.registry import load_model
-from engine.request import FinishReason, Request, Sequence, Stages
+from engine.request import Request, Sequence
 from engine.residence import Residence, bytes_of
+from engine.results import EngineStatistics, StepResult, TokenOutput
 from engine.sampling.candidates import Logits
-from engine.sampling.prompt_logprobs import check_prompt_logprobs
 from engine.sampling.step_sampler import StepSampler
 from engine.scheduler.pace import Pace
-from engine.scheduler.scheduler import Chunk, Limits, Scheduler, SchedulerStatistics
+from engine.scheduler.scheduler import Chunk, Limits, Scheduler
+from engine.validation import check_request
 from protocol.clock import Clock, SystemClock
 from protocol.kv_events import KvEventBatch
 from protocol.sampling import SamplingParams
-from protocol.sampling_reply import TokenLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
-    """New tokens of one request; `index` is the number of tokens before them."""
-
-    request_id: str
-    index: int
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
-    stages: Stages
-    num_cached: int
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of its tokens but the first, with the first token
-    choice: int = 0  # which of the request's outputs
-    resumed: tuple[int, ...] = ()  # where windows were run again: what it takes to go on elsewhere
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    tokens: list[TokenOutput] = field(default_factory=list[TokenOutput])
-    handoffs: list[Handoff] = field(default_factory=list[Handoff])
-    failed: list[tuple[str, InvalidRequest]] = field(default_factory=list[tuple[str, InvalidRequest]])
-    num_rows: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
-    steps: int
-    rows: int
-    scheduler: SchedulerStatistics
-    pool: PoolStatistics
-    tiers: TierStatistics
-    swapped_bytes: int  # that went to host memory, since the start
-    loading: int  # requests that wait for the disk
 
 
 class Engine:
@@ -118,6 +83,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._sequences)
+
+    @property
+    def requests(self) -> frozenset[str]:
+        """Ids of those that are here."""
+        return frozenset(sequence.request.id for sequence in self._sequences.values())
 
     def add(self, request: Request, arrived_ns: int | None = None) -> None:
         """Queue a request, which has waited since `arrived_ns`. Raises InvalidRequest, Overloaded."""
@@ -271,24 +241,8 @@ class Engine:
             self.model.close()
 
     def _validate(self, request: Request) -> None:
-        sampling, prompt = request.sampling, len(request.prompt_ids)
-        if prompt == 0:
-            raise InvalidRequest("the prompt is empty", parameter="messages")
-        new = len(sampling.forced_ids) or sampling.max_tokens
-        if new < 1:
-            raise InvalidRequest(f"max_tokens is {new}; it must be at least 1", parameter="max_tokens")
-        if prompt + new > self.max_positions:
-            raise InvalidRequest(
-                f"{prompt} prompt tokens and {new} new ones exceed the {self.max_positions} positions",
-                parameter="messages", hint="shorten the prompt or lower max_tokens",
-            )  # fmt: skip
-        vocabulary = self.model.vocabulary
-        if not all(0 <= token < vocabulary for token in (*request.prompt_ids, *sampling.forced_ids)):
-            raise InvalidRequest(
-                f"a token id lies outside the vocabulary of {vocabulary}", parameter="prompt_ids"
-            )
-        self.sampler.check(sampling)
-        check_prompt_logprobs(sampling, prompt, skips_rows=self.model.resume_rules.replay)
+        check_request(request, self.model, self.max_positions, self.config.block_tokens)
+        self.sampler.check(request.sampling)
 
     def _enqueue(self, sequence: Sequence) -> None:
         if sequence.id in self._sequences:

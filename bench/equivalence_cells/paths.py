@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from bench.equivalence_cells.prompts import Case
 from bench.equivalence_cells.subject import GREEDY, WARM, Answers, Found, Subject, collect, gather
 from engine import Engine, Request, SamplingParams
-from engine.engine import StepResult
+from engine.results import StepResult
 
 HOST = {"host_bytes": 1 << 30}
 _BEFORE = 5  # tokens that a request has given out when it is disturbed

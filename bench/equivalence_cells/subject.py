@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from bench.equivalence_cells.prompts import Case
 from engine import Engine, EngineConfig, Request, SamplingParams
-from engine.engine import StepResult
 from engine.model.base import Model
+from engine.results import StepResult
 
 GREEDY = SamplingParams(max_tokens=64, ignore_eos=True, logprobs=0)
 WARM = replace(GREEDY, max_tokens=1)

@@ -1,7 +1,6 @@
 """The equivalence matrix in small: eight short prompts on nano, two on smollm2, every path, ten faults."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,17 @@ from bench.equivalence import subject_of
 from bench.equivalence_cells.faults import FAULTS, try_faults
 from bench.equivalence_cells.matrix import ALL_CELLS, judge
 from bench.equivalence_cells.paths import Cell
+from bench.equivalence_cells.prompts import SHORT
 from bench.equivalence_cells.subject import Subject
 
-NUM_WHOLE = 3  # of nano's prompts that run without replay too
+LENGTHS = {"nano": SHORT, "nano, replay off": SHORT[-3:], "smollm2": SHORT[2:4]}
 
 
-@pytest.fixture(scope="module", params=["nano", "nano, replay off", "smollm2"])
+@pytest.fixture(scope="module", params=LENGTHS)
 def subject(request: pytest.FixtureRequest, cpu_library: Path) -> Iterator[Subject]:
     name, _, off = request.param.partition(", ")
-    found = subject_of(name, replay=not off, quick=True)
-    yield replace(found, cases=found.cases[-NUM_WHOLE:]) if off else found
+    found = subject_of(name, LENGTHS[request.param], replay=not off)
+    yield found
     found.model.close()
 
 

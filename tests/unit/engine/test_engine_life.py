@@ -1,5 +1,6 @@
 """How requests begin, end and are refused, and what they leave behind: nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,24 @@ def test_a_request_that_cannot_be_served_is_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidRequest, match=words) as refused:
         engine.add(Request("r", prompt, sampling))
+    assert refused.value.parameter == parameter
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameter", "words"),
+    [
+        ({"choices": 0}, "n", "n is 0"),
+        ({"generated_ids": (1,) * 12}, "generated_ids", "12 tokens of the 12"),
+        ({"generated_ids": (10**6,)}, "prompt_ids", "vocabulary"),
+        ({"generated_ids": (1,), "resumed": (16,)}, "resumed", "resumed is"),
+    ],
+)
+def test_what_goes_on_elsewhere_must_fit(
+    engine: Engine, changes: dict[str, object], parameter: str, words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        engine.add(replace(Request("r", PROMPT, FREE), **changes))
     assert refused.value.parameter == parameter
     assert not engine.has_work
 

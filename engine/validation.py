@@ -1,0 +1,50 @@
+"""What an engine refuses before anything is queued: errors name the field, its value and what is expected."""
+
+from itertools import pairwise
+
+from engine.errors import InvalidRequest
+from engine.model.base import Model
+from engine.request import Request
+from engine.sampling.prompt_logprobs import check_prompt_logprobs
+
+
+def check_request(request: Request, model: Model, max_positions: int, block_tokens: int) -> None:
+    """Raises InvalidRequest. Parameters of sampling alone are the sampler's to check."""
+    sampling, prompt = request.sampling, len(request.prompt_ids)
+    if prompt == 0:
+        raise InvalidRequest("the prompt is empty", parameter="messages")
+    new = len(sampling.forced_ids) or sampling.max_tokens
+    if new < 1:
+        raise InvalidRequest(f"max_tokens is {new}; it must be at least 1", parameter="max_tokens")
+    if prompt + new > max_positions:
+        raise InvalidRequest(
+            f"{prompt} prompt tokens and {new} new ones exceed the {max_positions} positions",
+            parameter="messages", hint="shorten the prompt or lower max_tokens",
+        )  # fmt: skip
+    ids = (*request.prompt_ids, *sampling.forced_ids, *request.generated_ids)
+    if not all(0 <= token < model.vocabulary for token in ids):
+        raise InvalidRequest(
+            f"a token id lies outside the vocabulary of {model.vocabulary}", parameter="prompt_ids"
+        )
+    if request.choices < 1:
+        raise InvalidRequest(f"n is {request.choices}; it must be at least 1", parameter="n")
+    check_prompt_logprobs(sampling, prompt, skips_rows=model.resume_rules.replay)
+    _check_resumed(request, new, model.resume_rules.window, block_tokens)
+
+
+def _check_resumed(request: Request, new: int, window: int, block_tokens: int) -> None:
+    """Of a stream that goes on: it has tokens to come, and its windows ran again at ends of blocks."""
+    if len(request.generated_ids) >= new:
+        raise InvalidRequest(
+            f"generated_ids has {len(request.generated_ids)} tokens of the {new} that were asked for",
+            parameter="generated_ids",
+        )
+    places = request.resumed
+    rising = all(one < other for one, other in pairwise(places))
+    inside = all(window < p < len(request.prompt_ids) and p % block_tokens == 0 for p in places)
+    if places and not (rising and inside and window):
+        raise InvalidRequest(
+            f"resumed is {places}, expected rising ends of blocks of {block_tokens} within the prompt and "
+            f"beyond a window of {window}",
+            parameter="resumed",
+        )
