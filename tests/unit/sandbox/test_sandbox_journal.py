@@ -42,6 +42,20 @@ def test_a_later_record_replaces_the_earlier(journal: Journal):
     assert [record.processes for record in journal.records()] == [(ProcessKey(1, 2),)]
 
 
+@pytest.mark.parametrize("num_bytes", [0, 1, 50, -1])
+def test_an_owner_that_dies_while_it_writes_leaves_the_record_of_before(
+    journal: Journal, tmp_path: Path, num_bytes: int
+):
+    journal.write(a_record())
+    place = tmp_path / "sandboxes" / "sbx-1.json"
+    before = place.stat().st_size
+    journal.write(a_record().with_processes((ProcessKey(1, 2),)))
+    later = place.read_bytes()[before:-1]
+    place.write_bytes(place.read_bytes()[:before] + later[:num_bytes])
+    assert journal.records() == [a_record()]
+    assert journal.strays() == []
+
+
 def test_removing_is_idempotent(journal: Journal):
     journal.write(a_record())
     journal.remove("sbx-1")
