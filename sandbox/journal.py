@@ -88,7 +88,7 @@ def _is_being_written(path: Path) -> bool:
 
 
 def _load(path: Path) -> Record | None:
-    """The last line that is a record: the one before it where an owner died while it wrote. None without any."""
+    """The last line that is a record: the one before where an owner died while it wrote. None without any."""
     try:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
