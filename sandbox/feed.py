@@ -57,6 +57,7 @@ class Feed:
             error = error or self._give(*item)
         for number in range(len(self._streams)):
             error = error or self._give(number, None)
+        self._failed = _nothing  # or the command is kept by what it keeps
         item(error)
 
     def _give(self, stream: int, data: bytes | None) -> BaseException | None:
@@ -66,6 +67,10 @@ class Feed:
             self._failed()
             return error
         return None
+
+
+def _nothing() -> None:
+    """What is to be done once all is over."""
 
 
 class _Stream:

@@ -52,6 +52,7 @@ class OutputBuffer:
             with self._head.content() as head:
                 self._value = b"".join((head, marker, self._tail))
             self._head.give_back()
+            self._tail = bytearray()
         return self._value
 
 

@@ -83,13 +83,15 @@ class Plumbing:
                 left -= length
 
     def close(self) -> None:
-        """Lets go of all. Idempotent."""
+        """Lets go of all, whoever takes the output too: what belongs to a command that has ended goes with
+        it, and not when cycles are next looked for, which may be many mebibytes later. Idempotent."""
         for fd in self.hand_over():
             os.close(fd)
         self._input.end()
         for number in range(2):
             self._close_output(number)
         self._close_report()
+        self._take, self._ended = _take_nothing, _take_nothing
 
     def _make_pipes(self) -> None:
         for number in range(2):
@@ -187,6 +189,10 @@ class Plumbing:
         if report is not None:
             self._channel.unwatch(report.fileno())
             report.close()
+
+
+def _take_nothing(*_: object) -> None:
+    """What comes after the end."""
 
 
 def _spare_buffer() -> bytearray:
