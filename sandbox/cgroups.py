@@ -75,6 +75,8 @@ def find_hierarchies(mounts: Path = Path("/proc/mounts")) -> tuple[Hierarchy, ..
     """Hierarchies in which this process may make groups. Empty for an ordinary user without delegation."""
     found: list[Hierarchy] = []
     for root, version, options in parse_hierarchies(mounts.read_text()):
+        if version == 1 and options.isdisjoint(CONTROLLERS):
+            continue
         if not os.access(root, os.W_OK):
             continue
         names = options if version == 1 else frozenset((root / "cgroup.controllers").read_text().split())

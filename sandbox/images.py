@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from sandbox.errors import InvalidArgument, UnsupportedError
@@ -28,7 +29,7 @@ _DIRECTORIES = (
 _WRITABLE = ("/workspace", "/tmp", "/root", "/var/tmp")
 # Where the host keeps these as links into /usr, so does the image; elsewhere they are mounted too.
 _USR_TWINS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_MASKS = ("/usr/local", "/usr/lib/python3*/dist-packages", "/usr/lib/python3*/site-packages")
+_MASKED_PACKAGES = ("dist-packages", "site-packages")  # of every interpreter in /usr/lib
 _COPIED = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives")
 _WRITTEN = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
@@ -82,7 +83,7 @@ def prepare_image(name: str, *, state_dir: Path, init: Path, toolkit: Path) -> I
         name=name,
         skeleton=skeleton,
         binds=(Bind(Path("/usr"), "/usr"), *twins, Bind(toolkit.resolve(), TOOLKIT_AT)),
-        masks=tuple(str(place) for pattern in _MASKS for place in sorted(Path("/").glob(pattern[1:]))),
+        masks=_masks(),
         writable=_WRITABLE,
         shell="/bin/bash" if Path("/bin/bash").exists() else "/bin/sh",
         env={
@@ -92,6 +93,24 @@ def prepare_image(name: str, *, state_dir: Path, init: Path, toolkit: Path) -> I
             "TMPDIR": "/tmp",
         },
     )
+
+
+def _masks() -> tuple[str, ...]:
+    """The site's own: what is in them is not of the image."""
+    libraries = Path("/usr/lib")
+    found = (
+        interpreter / name
+        for name in _MASKED_PACKAGES
+        for interpreter in _interpreters(libraries, libraries.stat().st_mtime_ns)
+    )
+    return tuple(str(place) for place in (Path("/usr/local"), *found) if place.exists())
+
+
+@lru_cache(maxsize=4)
+def _interpreters(libraries: Path, changed_ns: int) -> tuple[Path, ...]:
+    """Listed anew when the directory has changed: it is large, and every create asks."""
+    del changed_ns
+    return tuple(sorted(libraries.glob("python3*")))
 
 
 def superseded(state_dir: Path, init: Path) -> list[Path]:
