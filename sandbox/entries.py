@@ -4,6 +4,7 @@ The owner resolves no path: it looks at what is open, or at single names that th
 no link. Init opened it under all that confines the sandbox.
 """
 
+import ctypes
 import os
 import stat
 from collections.abc import Iterator
@@ -18,6 +19,17 @@ _TYPES: dict[int, EntryType] = {
     stat.S_IFLNK: "link",
 }
 _READ_BYTES = 1 << 20
+MAX_LISTED = 100_000  # entries of a directory
+MAX_LISTED_BYTES = 32 << 20  # of their names and of where links lead
+# From linux/magic.h: proc, sysfs, cgroup of both versions, mqueue, namespaces.
+_SPEAKING = frozenset({0x9FA0, 0x62656572, 0x27E0EB, 0x63677270, 0x19800202, 0x6E736673})
+_STATFS_BYTES = 256  # more than any; the type comes first
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class TooMuch(Exception):
+    """A directory has more in it than its owner would keep in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +51,33 @@ def describe(fd: int, name: str) -> Entry:
 
 
 def list_directory(fd: int) -> Iterator[Entry]:
-    """In no order. What goes away or becomes something else meanwhile is left out."""
+    """In no order. What goes away or becomes something else meanwhile is left out. TooMuch beyond MAX_LISTED
+    or MAX_LISTED_BYTES: hard links cost a sandbox next to nothing."""
+    left, left_bytes = MAX_LISTED, MAX_LISTED_BYTES
     with os.scandir(fd) as found:
         for item in found:
             with suppress(OSError):
-                yield _entry(item.name, item.stat(follow_symlinks=False), fd, item.name)
+                entry = _entry(item.name, item.stat(follow_symlinks=False), fd, item.name)
+                left, left_bytes = left - 1, left_bytes - len(entry.name) - len(entry.target)
+                if left < 0 or left_bytes < 0:
+                    raise TooMuch
+                yield entry
 
 
 def is_regular(fd: int) -> bool:
     """Whether reading it cannot wait for anyone."""
     return stat.S_ISREG(os.fstat(fd).st_mode)
+
+
+def speaks(fd: int) -> bool:
+    """Whether it is the kernel that answers, and not the same to everyone: much of /proc says what holds for
+    whoever reads (host name, groups, process ids) and shows what the reader may see. The owner may see more
+    than the sandbox."""
+    record = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.fstatfs(fd, record) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return ctypes.c_long.from_buffer(record).value & 0xFFFFFFFF in _SPEAKING
 
 
 def read_regular(fd: int, max_bytes: int) -> bytes | None:

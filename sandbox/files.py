@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox.channel import Channel
-from sandbox.entries import Entry, describe, is_regular, list_directory, read_regular
+from sandbox.entries import (
+    MAX_LISTED,
+    MAX_LISTED_BYTES,
+    Entry,
+    TooMuch,
+    describe,
+    is_regular,
+    list_directory,
+    read_regular,
+    speaks,
+)
 from sandbox.errors import (
     CapacityError,
     FileError,
@@ -32,12 +42,13 @@ from sandbox.running import Host
 from sandbox.wire import MAX_CHUNK_BYTES, Frame, Kind, Trouble, decode_done
 
 MIB = 1 << 20
-MAX_ENTRIES = 100_000  # of a directory tree that is downloaded
 MAX_DEPTH = 128
 WORKDIR = "/workspace"
 # Of an entry that was something else when its directory was read: removed, or swapped for a directory, a
 # file, a link to itself or a FIFO.
-_CHANGED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, Trouble.NOT_REGULAR})
+_CHANGED = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, Trouble.NOT_REGULAR, Trouble.SPEAKS}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +106,15 @@ class Files:
         self._host = host
 
     def read(self, path: str, *, max_bytes: int = 64 * MIB) -> bytes:
-        """The content of a regular file, links followed inside the sandbox. FileTooLarge beyond
-        `max_bytes`."""
+        """The content of a regular file, links followed inside the sandbox. FileTooLarge beyond `max_bytes`,
+        UnsafePath for what is no file, or one of the kernel's (/proc), which a command can read."""
         place = _absolute(path)
         with self._opened(place, os.O_RDONLY) as fd:
             if not is_regular(fd):
                 is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
                 raise _file_error(errno.EISDIR if is_directory else Trouble.NOT_REGULAR, place)
+            if speaks(fd):
+                raise _file_error(Trouble.SPEAKS, place)
             content = read_regular(fd, max_bytes)
         if content is None:
             raise _file_error(errno.EFBIG, place)
@@ -122,9 +135,13 @@ class Files:
                 self._write(place, chunk, False, mode)
 
     def list(self, path: str = WORKDIR) -> tuple[Entry, ...]:
-        """What is in a directory, by name."""
-        with self._opened(_absolute(path), os.O_RDONLY | os.O_DIRECTORY) as fd:
-            return tuple(sorted(list_directory(fd), key=lambda entry: entry.name))
+        """What is in a directory, by name. FileTooLarge beyond 100,000 entries, or 32 MiB of names."""
+        place = _absolute(path)
+        with self._opened(place, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            try:
+                return tuple(sorted(list_directory(fd), key=lambda entry: entry.name))
+            except TooMuch:
+                raise _file_error(errno.EFBIG, place) from None
 
     def stat(self, path: str) -> Entry:
         """One entry; a link is described, not followed."""
@@ -179,9 +196,9 @@ class Files:
         return num_files
 
     def download_dir(self, path: str, *, max_bytes: int = 64 * MIB) -> Download:
-        """A directory with all that is in it. FileTooLarge beyond `max_bytes` or 100,000 entries, UnsafePath
-        beyond 128 levels. No link is followed; what goes away or becomes something else meanwhile is left
-        out."""
+        """A directory with all that is in it. FileTooLarge beyond `max_bytes`, 100,000 entries or 32 MiB of
+        names and links, UnsafePath beyond 128 levels. No link is followed; what goes away or becomes
+        something else meanwhile is left out, as are files of the kernel's."""
         place = _absolute(path)
         files, links = dict[str, bytes](), dict[str, str]()
         directories, skipped = list[str](), list[str]()
@@ -210,7 +227,7 @@ class Files:
 
     def _walk(self, root: str) -> Iterator[tuple[str, Entry]]:
         """Relative names, parents before children."""
-        pending, num_entries = [""], 0
+        pending, num_entries, name_bytes = [""], 0, 0
         while pending:
             directory = pending.pop()
             if directory.count("/") >= MAX_DEPTH:
@@ -222,10 +239,10 @@ class Files:
                     raise
                 continue
             for entry in entries:
-                num_entries += 1
-                if num_entries > MAX_ENTRIES:
-                    raise _file_error(errno.EFBIG, root)
                 name = posixpath.join(directory, entry.name)
+                num_entries, name_bytes = num_entries + 1, name_bytes + len(name) + len(entry.target)
+                if num_entries > MAX_LISTED or name_bytes > MAX_LISTED_BYTES:
+                    raise _file_error(errno.EFBIG, root)
                 yield name, entry
                 if entry.type == "dir":
                     pending.append(name)
@@ -283,6 +300,8 @@ class Files:
         if number:
             _close(fd)
             raise _file_error(Trouble.NOT_REGULAR if number == errno.ENXIO else number, place)
+        if kind != Kind.OPEN:
+            _close(fd)  # which no honest init sends
         return fd
 
 
@@ -324,6 +343,7 @@ def _file_error(number: int, path: str) -> FileError:
     text = {
         Trouble.NOT_REGULAR: "is not a regular file",
         Trouble.TOO_DEEP: "is nested too deep",
+        Trouble.SPEAKS: "is a file of the kernel's, which answers to who reads it: let a command read it",
         errno.EFBIG: "is larger than allowed",
     }.get(number) or os.strerror(number)
     kinds: dict[int, type[FileError]] = {
@@ -334,5 +354,6 @@ def _file_error(number: int, path: str) -> FileError:
         errno.EDQUOT: NoSpace,
         Trouble.NOT_REGULAR: UnsafePath,
         Trouble.TOO_DEEP: UnsafePath,
+        Trouble.SPEAKS: UnsafePath,
     }
     return kinds.get(number, FileError)(f"{path}: {text}", path=path, number=number)

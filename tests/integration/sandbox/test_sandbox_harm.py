@@ -340,7 +340,7 @@ def test_the_hosts_own_files_and_packages_are_not_there(box: Sandbox, state_dir:
 
 def test_there_is_no_network(box: Sandbox):
     interfaces = [
-        line.split(":")[0].strip() for line in box.files.read("/proc/net/dev").decode().splitlines()[2:]
+        line.split(":")[0].strip() for line in box.commands.run("cat /proc/net/dev").stdout.splitlines()[2:]
     ]
     assert interfaces == ["lo"]
     script = "import socket; socket.create_connection(('192.0.2.1', 80), 3)"

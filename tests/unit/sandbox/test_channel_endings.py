@@ -163,6 +163,19 @@ def test_hostile_messages_leave_nobody_waiting_and_no_descriptor(packets: list[t
     assert count_fds() == before
 
 
+def test_a_descriptor_that_nobody_asked_for_is_closed():
+    before = count_fds()
+    harness = connect()
+    files = Files(harness.channel, harness.owner)
+    thread = threading.Thread(target=files.make_dir, args=("/a",), daemon=True)
+    thread.start()
+    take(harness.theirs)
+    send(harness.theirs, struct.pack("=IIII", 2, Kind.DONE, 0, 0), (0,))
+    thread.join(10)
+    harness.end()
+    assert count_fds() == before
+
+
 @pytest.mark.parametrize(("ending", "value"), [(99, 0), (2, 2**31)])
 @pytest.mark.parametrize("by_report", [True, False])
 def test_an_exit_that_breaks_the_protocol_is_the_end(ending: int, value: int, by_report: bool):
