@@ -30,13 +30,14 @@ from engine.training.checkpoint_effects import (
     measure_checkpoint,
 )
 from engine.training.corpus import Corpus, standard_library
-from engine.training.draft_trainer import DraftPlan
+from engine.training.draft_trainer import CHECKPOINT, DraftPlan
 from engine.training.effects import count_of
 from engine.training.gate import gate
 from engine.training.loss_curve import loss_curve
 from engine.training.model_card import Card, TextFacts, check_bits_per_byte, fp4_of, write_card
 from engine.training.quality import FULL, QUICK, Quality, Size, measure_quality
 from engine.training.quality_parts import EFFECTS
+from engine.training.saved import progress_of
 from engine.training.table import Table
 from engine.training.tensor_file import digest_of
 from engine.training.variants import MAIN_IN_FP4
@@ -73,7 +74,7 @@ def make_card(work: Path, corpus: Corpus, size: CardSize, processes: int) -> Car
     gated = Extent((MAIN_IN_FP4,), size.before)
     before = _table(Checkpoint(work, before_last_part=True), gated, processes)
     return Card(
-        draft_steps=DraftPlan().steps,
+        draft_steps=_draft_steps(work),
         text=msgspec.json.decode((work / "corpus.json").read_bytes(), type=TextFacts),
         loss=loss_curve(work / "log.jsonl"),
         quality=quality,
@@ -122,6 +123,11 @@ def known_quality(work: Path, corpus: Corpus, size: Size) -> Quality | None:
 def _known(work: Path, corpus: Corpus, size: Size, quality: Quality) -> KnownQuality:
     weights = digest_of(*sorted((work / RELEASED).iterdir()))
     return KnownQuality(weights, corpus.digest, EFFECTS, size, quality)
+
+
+def _draft_steps(work: Path) -> int:
+    progress = progress_of(work / CHECKPOINT)
+    return DraftPlan().steps if progress is None else progress["steps"]
 
 
 def _table(checkpoint: Checkpoint, extent: Extent, processes: int) -> Table | None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from engine.training.optimiser import Optimiser, Rates
 from engine.training.packing import Ids, Windows
 from engine.training.parameters import Parameters
 from engine.training.ranks import Ranks
-from engine.training.trainer import Task, clip, gradients_of
+from engine.training.trainer import Task, begun, clip, gradients_of
 
 CHECKPOINT = "drafts.safetensors"
 _ANCHORS = 32  # of a sequence
@@ -116,15 +115,15 @@ class DraftTrainer:
     def save(self, folder: Path) -> None:
         """A checkpoint that `resume` continues bit for bit."""
         file = folder / CHECKPOINT
-        saved.save(file, self.drafts, self._optimiser, asdict(self.progress), self._begun)
+        saved.save(
+            file, self.drafts, self._optimiser, asdict(self.progress), begun(self.plan, self.ranks.size)
+        )
 
     def resume(self, folder: Path) -> bool:
         """False where there is no checkpoint. Raises InvalidInput for one of another plan."""
-        progress = saved.load(folder / CHECKPOINT, self.drafts, self._optimiser, self._begun)
+        progress = saved.load(
+            folder / CHECKPOINT, self.drafts, self._optimiser, begun(self.plan, self.ranks.size)
+        )
         if progress is not None:
             self.progress = DraftProgress(**progress)
         return progress is not None
-
-    @property
-    def _begun(self) -> dict[str, Any]:
-        return asdict(self.plan) | {"ranks": self.ranks.size}

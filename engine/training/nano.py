@@ -1,10 +1,11 @@
 """Train nano from nothing, or go on where a training stopped.
 
-`python -m engine.training.nano --work DIR [--minutes 110] [--tokens 6000000] [--ranks 2]`. Everything is in
-the folder: text, vocabulary, tokens, `training.safetensors` (the checkpoint, every ten minutes and at the
-end) and `log.jsonl`. Ctrl-C, SIGTERM or the end of the minutes leave a checkpoint that the same command goes
-on from; the weights come out the same as without the stop. When all tokens are seen, the drafts are trained
-beside the frozen backbone, and `released/` is the checkpoint in the release's own form.
+`python -m engine.training.nano --work DIR [--minutes 110] [--tokens 6000000] [--batch-tokens 4096]
+[--draft-steps 500] [--ranks 2] [--plain]`. Everything is in the folder: text, vocabulary, tokens,
+`training.safetensors` (the checkpoint, every ten minutes and at the end) and `log.jsonl`. Ctrl-C, SIGTERM or
+the end of the minutes leave a checkpoint that the same command goes on from; the weights come out the same as
+without the stop. When all tokens are seen, the drafts are trained beside the frozen backbone, and `released/`
+is the checkpoint in the release's own form.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from pathlib import Path
 import torch
 
 from engine.training.draft import DraftLoss
+from engine.training.draft_trainer import CHECKPOINT as DRAFTS
 from engine.training.draft_trainer import DraftPlan, DraftProgress, DraftTrainer
 from engine.training.fast import use_fast
 from engine.training.judging import judge, windows_of
@@ -31,8 +33,10 @@ from engine.training.network import Mode
 from engine.training.parameters import initial_parameters
 from engine.training.ranks import Ranks, join, leave
 from engine.training.release import write_release
-from engine.training.trainer import Plan, Progress, Trainer
+from engine.training.saved import check_plan
+from engine.training.trainer import CHECKPOINT, Plan, Progress, Trainer, begun, check_room
 from engine.training.workplace import Workplace, open_workplace
+from protocol.errors import InvalidInput
 
 SEED = 20_26
 _SAVE_S, _JUDGE_S, _SAY_S = 600.0, 900.0, 20.0
@@ -47,6 +51,11 @@ def main(arguments: Sequence[str]) -> int:
     place = open_workplace(options.work)
     counts = ", ".join(f"{name} {place.about[name]['tokens']:,} tokens" for name in ("training", "held_out"))
     print(f"{place.folder}: {counts}", flush=True)
+    try:
+        _check(place, options)
+    except InvalidInput as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -56,6 +65,19 @@ def main(arguments: Sequence[str]) -> int:
         subprocess.Popen([*command, "--rank", str(rank)], env=environment) for rank in range(options.ranks)
     ]
     return _wait(ranks)
+
+
+def _check(place: Workplace, options: argparse.Namespace) -> None:
+    """What every rank would refuse, said once. Raises InvalidInput."""
+    plan, drafts = _plans(options)
+    check_room(plan, options.ranks, place.tokens)
+    check_plan(place.folder / CHECKPOINT, begun(plan, options.ranks))
+    check_plan(place.folder / DRAFTS, begun(drafts, options.ranks))
+
+
+def _plans(options: argparse.Namespace) -> tuple[Plan, DraftPlan]:
+    plan = Plan(tokens=options.tokens, batch_tokens=options.batch_tokens)
+    return plan, DraftPlan(steps=options.draft_steps)
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
@@ -68,25 +90,29 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     while any(rank.poll() is None for rank in ranks):
-        if any(rank.returncode for rank in ranks):
+        failed = [rank.returncode for rank in ranks if rank.returncode]
+        if failed:
             for rank in ranks:
                 rank.kill()
+                rank.wait()
+            return abs(failed[0])
         time.sleep(0.2)
     return max(abs(rank.wait()) for rank in ranks)
 
 
 def _rank(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
-    use_fast()
+    if not options.plain:
+        use_fast()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent passes it on
     ranks = join(options.rank, options.ranks, options.address)
+    watch = Watch(options.work, ranks, options.minutes)
     try:
         place = open_workplace(options.work)
-        plan = Plan(tokens=options.tokens, batch_tokens=options.batch_tokens)
-        watch = Watch(place.folder, ranks, options.minutes)
+        plan, draft_plan = _plans(options)
         trainer = _train(place, plan, watch)
         if trainer.progress.seen >= plan.tokens:
-            drafts = _train_drafts(place, trainer, watch)
+            drafts = _train_drafts(place, trainer, draft_plan, watch)
             if drafts.progress.steps >= drafts.plan.steps and ranks.rank == 0:
                 _release(place, trainer, drafts)
     finally:
@@ -130,9 +156,9 @@ def keep_before_last_part(trainer: Trainer, folder: Path) -> None:
         trainer.save(before)
 
 
-def _train_drafts(place: Workplace, trainer: Trainer, watch: "Watch") -> DraftTrainer:
+def _train_drafts(place: Workplace, trainer: Trainer, plan: DraftPlan, watch: "Watch") -> DraftTrainer:
     backbone = {name: tensor.detach() for name, tensor in trainer.parameters.items()}
-    drafts = DraftTrainer(trainer.task, backbone, DraftPlan(), watch.ranks)
+    drafts = DraftTrainer(trainer.task, backbone, plan, watch.ranks)
     if drafts.resume(place.folder):
         watch.say(f"going on after {drafts.progress.steps:,} steps of the drafts")
 
@@ -212,6 +238,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--tokens", type=int, default=6_000_000, help="in all; the same in every continuation"
     )
     parser.add_argument("--batch-tokens", type=int, default=4_096, help="of one process and step")
+    parser.add_argument("--draft-steps", type=int, default=DraftPlan().steps, help="behind the backbone's")
+    parser.add_argument("--plain", action="store_true", help="no compiled loops, no products of bfloat16")
     parser.add_argument("--ranks", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--address", default="", help=argparse.SUPPRESS)

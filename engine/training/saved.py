@@ -58,8 +58,8 @@ def load(file: Path, parameters: Parameters, optimiser: Optimiser, plan: Fields)
     """
     if not file.exists():
         return None
+    check_plan(file, plan)
     tensors, words = read_tensors(file)
-    _check_plan(file, words, plan)
     homes = {f"p:{name}": home for name, home in parameters.items()}
     homes |= {f"s:{name}": home for name, home in optimiser.state.items()}
     _check_names(file, homes.keys() - tensors.keys(), tensors.keys() - homes.keys())
@@ -68,8 +68,11 @@ def load(file: Path, parameters: Parameters, optimiser: Optimiser, plan: Fields)
     return json.loads(words[_PROGRESS])
 
 
-def _check_plan(file: Path, words: Mapping[str, str], plan: Fields) -> None:
-    begun: dict[str, Any] = json.loads(words.get(_PLAN, "{}"))
+def check_plan(file: Path, plan: Fields) -> None:
+    """Raises InvalidInput where there is a checkpoint of another plan, by the field that differs."""
+    if not file.exists():
+        return
+    begun: dict[str, Any] = json.loads(read_words(file).get(_PLAN, "{}"))
     for name, value in json.loads(json.dumps(dict(plan))).items():
         if begun.get(name) != value:
             raise InvalidInput(

@@ -20,6 +20,7 @@ from engine.training.packing import Ids, Windows
 from engine.training.parameters import Parameters
 from engine.training.ranks import Ranks
 from engine.training.sublayers import Rounding
+from protocol.errors import InvalidInput
 
 _LEARNS_INDEX_OF = 4  # steps: the indexer costs as much as the attention that it imitates
 CHECKPOINT = "training.safetensors"
@@ -88,7 +89,11 @@ class Trainer:
             tensor.requires_grad_(not name.endswith(("gate.bias", "gate.bias_vl")))
 
     def run(self, tokens: Ids, until: Callable[[], bool], log: Callable[[Progress, Loss], None]) -> None:
-        """Train until the plan's tokens are seen, or `until` says stop on any rank."""
+        """Train until the plan's tokens are seen, or `until` says stop on any rank.
+
+        Raises InvalidInput where the text or the batch has no room for a sequence of the plan.
+        """
+        check_room(self.plan, self.ranks.size, tokens)
         while self.progress.seen < self.plan.tokens:
             length = self.progress.length
             for batch in self._batches(tokens):
@@ -148,19 +153,35 @@ class Trainer:
     def save(self, folder: Path) -> None:
         """A checkpoint that `resume` continues bit for bit."""
         file = folder / CHECKPOINT
-        saved.save(file, self.parameters, self._optimiser, asdict(self.progress), self._begun)
+        saved.save(
+            file, self.parameters, self._optimiser, asdict(self.progress), begun(self.plan, self.ranks.size)
+        )
 
     def resume(self, folder: Path) -> bool:
         """False where there is no checkpoint. Raises InvalidInput for one of another plan."""
-        progress = saved.load(folder / CHECKPOINT, self.parameters, self._optimiser, self._begun)
+        progress = saved.load(
+            folder / CHECKPOINT, self.parameters, self._optimiser, begun(self.plan, self.ranks.size)
+        )
         if progress is not None:
             self.progress = Progress(**progress)
         return progress is not None
 
-    @property
-    def _begun(self) -> dict[str, Any]:
-        """What schedule and order of the data follow from."""
-        return asdict(self.plan) | {"ranks": self.ranks.size}
+
+def begun(plan: object, num_ranks: int) -> dict[str, Any]:
+    """What schedule and order of the data follow from: the plan's fields, and how many share its batches."""
+    return asdict(cast(Any, plan)) | {"ranks": num_ranks}
+
+
+def check_room(plan: Plan, num_ranks: int, tokens: Ids) -> None:
+    """Raises InvalidInput: an epoch without a batch would go on for ever."""
+    longest = max(plan.length, plan.long_length)
+    if plan.batch_tokens < longest:
+        raise InvalidInput(f"batch_tokens is {plan.batch_tokens}, expected a sequence of {longest} at least")
+    least = plan.batch_tokens * num_ranks + longest + 1
+    if len(tokens) < least:
+        raise InvalidInput(
+            f"the text has {len(tokens)} tokens, expected {least} at least: a step of all ranks"
+        )
 
 
 def gradients_of(total: Tensor, learning: Parameters) -> Parameters:

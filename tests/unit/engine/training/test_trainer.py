@@ -123,6 +123,20 @@ def test_a_checkpoint_of_other_tensors_is_refused(straight: Straight, tmp_path: 
         trainer().resume(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("plan", "tokens", "message"),
+    [
+        (replace(PLAN, batch_tokens=32), 3_000, "batch_tokens is 32, expected a sequence of 64"),
+        (PLAN, 150, "the text has 150 tokens, expected 193"),
+    ],
+)
+def test_a_plan_without_room_for_a_step_is_refused(plan: Plan, tokens: int, message: str):
+    config = tiny_config()
+    one = Trainer(tiny_task(config), initial_parameters(config, 1), plan)
+    with pytest.raises(InvalidInput, match=message):
+        one.run(TOKENS[:tokens], lambda: False, lambda _, __: None)
+
+
 def test_indexers_rest_where_they_learn_nothing():
     """Of four steps in the first part one teaches them. Momentum alone moves nothing in the others."""
     one = trainer()

@@ -15,6 +15,7 @@ from engine.model.deepseek.engram_hash import compress_ids, table_primes
 from engine.training.checkpoint_effects import PLAN, Checkpoint
 from engine.training.corpus import Corpus, SourceFile, standard_library
 from engine.training.draft import initial_drafts
+from engine.training.packing import pack
 from engine.training.release import write_release
 from engine.training.trainer import Trainer
 from engine.training.vocabulary import encode_texts, learn_vocabulary
@@ -36,6 +37,15 @@ def tiny_corpus(folder: Path) -> Corpus:
 
 def finished_place(folder: Path, corpus: Corpus) -> Workplace:
     """Checkpoint, the one before the last part, log, and `released/`."""
+    fresh_place(folder, corpus)
+    log = [{"seen": seen, "nats": 9.0 - seen / 1000} for seen in range(100, 5000, 100)]
+    log.insert(20, {"seen": 2000, "held_out_bits_per_byte": 2.5})
+    (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in log))
+    return _with_weights(open_workplace(folder))
+
+
+def fresh_place(folder: Path, corpus: Corpus) -> None:
+    """What a training finds when it begins: vocabulary, tokens and a shape of a tenth."""
     folder.mkdir()
     tokenizer = learn_vocabulary(file.text[:200] for file in corpus.training)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -48,14 +58,11 @@ def finished_place(folder: Path, corpus: Corpus) -> Workplace:
     (folder / "config.json").write_text(json.dumps(raw))
     held_out = encode_texts(tokenizer, [file.text for file in corpus.held_out])
     (folder / "held_out.json").write_text(json.dumps(held_out))
-    np.save(folder / "tokens.npy", np.zeros(1, np.uint16))
+    training = encode_texts(tokenizer, [file.text for file in corpus.training])
+    np.save(folder / "tokens.npy", pack(training, 1).tokens)
     part = {"files": 1, "bytes": 2, "tokens": 3}
     about = {"text": "some modules", "digest": corpus.digest, "training": part, "held_out": part}
     (folder / "corpus.json").write_text(json.dumps(about))
-    log = [{"seen": seen, "nats": 9.0 - seen / 1000} for seen in range(100, 5000, 100)]
-    log.insert(20, {"seen": 2000, "held_out_bits_per_byte": 2.5})
-    (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in log))
-    return _with_weights(open_workplace(folder))
 
 
 def _with_weights(place: Workplace) -> Workplace:
