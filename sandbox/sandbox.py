@@ -176,8 +176,7 @@ class Sandbox:
         Raises VersionConflict when another version than `expected_version` holds, UnsupportedError for a
         sandbox that was made without a network, SandboxGone.
         """
-        if (gone := self._life.gone()) is not None:
-            raise gone
+        self._check()
         connection = self._ownership.connection
         if connection is None:
             raise UnsupportedError(
@@ -244,9 +243,11 @@ class Sandbox:
             for number in range(n or 1):
                 # Those after the first are copied from that, which nobody has yet, and this one goes on.
                 still = self._life.held() if number == 0 else nullcontext()
-                with still, (forks or [self])[0]._source().opened() as content:
+                source = (forks or [self])[0]._source()
+                with still, source.opened() as content:
                     forks.append(Sandbox(make(self._fork_order(), replace(content, of=self.id))))
-                on_failure.callback(forks[-1].kill)
+                    on_failure.callback(forks[-1].kill)
+                    source.check()
             on_failure.pop_all()
         return forks[0] if n is None else tuple(forks)
 
@@ -262,7 +263,11 @@ class Sandbox:
 
     def _source(self) -> Source:
         info, made = self._info, self._made
-        return Source(self.id, info.image, info.substrate, made.layer_at, made.first_id)
+        return Source(self.id, info.image, info.substrate, made.layer_at, made.first_id, self._check)
+
+    def _check(self) -> None:
+        if (gone := self._life.gone()) is not None:
+            raise gone
 
     def _content_limit(self, max_mb: int | None) -> int:
         if max_mb is not None and max_mb < 1:

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -67,12 +67,15 @@ class Source:
     substrate: str
     directory: Path
     first_id: int  # of the sandbox's ids
+    check: Callable[[], None]  # raises SandboxGone where the sandbox has ended
 
     @contextmanager
     def opened(self) -> Generator[Content]:
-        """As content of another sandbox's layer, which is to be read while this one does not change."""
+        """As content of another sandbox's layer, which is to be read while this one does not change. A
+        sandbox that is killed lets its processes go on for a moment: whoever has read it checks again."""
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            self.check()  # its launcher, by which this was found, was not another process yet
             yield Content(fd, self.first_id, self.sandbox_id)
         finally:
             os.close(fd)
@@ -119,6 +122,7 @@ class Snapshots:
         if place.exists():
             raise _taken(name)
         with self._copied(source, name, max_bytes) as (draft, about):
+            source.check()
             try:
                 draft.rename(place)
             except OSError as error:
@@ -168,9 +172,13 @@ class Snapshots:
 
 def _copy(source: Source, target: Path, max_bytes: int) -> tuple[int, int]:
     """Bytes and entries copied. Who is asked for more memory or patience is the program that copies."""
-    words = [str(INIT_BINARY), "copy", str(source.directory), str(target)]
-    words += [str(source.first_id), str(_first_id()), str(max_bytes)]
-    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    with source.opened() as content:
+        words = [str(INIT_BINARY), "copy", f"/proc/self/fd/{content.directory}", str(target)]
+        words += [str(source.first_id), str(_first_id()), str(max_bytes)]
+        fds = (content.directory,)
+        done = subprocess.run(
+            words, capture_output=True, text=True, errors="replace", check=False, pass_fds=fds
+        )
     if done.returncode == 0:
         content_bytes, entries = map(int, done.stdout.split())
         return content_bytes, entries

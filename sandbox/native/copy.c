@@ -19,10 +19,12 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/fs.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
@@ -215,6 +217,7 @@ void copy_layer(int from, int to, uint32_t first_from, uint32_t first_to, uint64
 /* For the owner: FROM TO FIRST-FROM FIRST-TO LIMIT. Prints the bytes written and the number of entries. */
 int copy_between(int argc, char **argv) {
     errno = EINVAL;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* or an owner that is killed leaves a writer behind, into what is being swept */
     if (argc != 5) fail("copy needs two directories, two ids and a number of bytes");
     int from = open(argv[0], O_PATH | O_DIRECTORY | O_CLOEXEC), to = open(argv[1], O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (from < 0 || to < 0) fail("open %s or %s", argv[0], argv[1]);

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,22 @@ def test_one_that_is_killed_meanwhile_leaves_nothing_of_half_a_copy(create: Crea
             else:
                 assert isinstance(taken.result(), SandboxGone)
                 assert kept == []
+
+
+def test_what_may_have_changed_while_it_was_copied_is_not_kept(create: Create, store: Snapshots):
+    """A sandbox that is killed thaws before all of it is dead."""
+    box = create()
+    box.commands.run("echo a > a")
+    source = box._source()
+    steps = iter([lambda: None, box.kill])
+
+    def check() -> None:
+        next(steps)()
+        source.check()
+
+    with pytest.raises(SandboxGone), box._life.held():
+        store.keep(replace(source, check=check), "torn", max_bytes=1 << 20)
+    assert store.list() == ()
 
 
 OWNER = """

@@ -1,9 +1,11 @@
 """A copy of a layer is the layer: all that an overlay keeps in it, moved to other ids."""
 
 import os
+import select
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -237,3 +239,25 @@ def test_a_socket_with_a_listener_is_copied_without_one(tmp_path: Path):
         assert copy(source, tmp_path / "to").returncode == 0
         with socket.socket(socket.AF_UNIX) as client, pytest.raises(ConnectionRefusedError):
             client.connect(str(tmp_path / "to/socket"))
+
+
+WHOEVER_ASKED = """
+import subprocess, sys
+with subprocess.Popen(sys.argv[1:]) as copier:
+    print(copier.pid, flush=True)
+"""
+
+
+def test_a_copy_ends_with_whoever_asked_for_it(tmp_path: Path):
+    source, target, number = tmp_path / "source", tmp_path / "target", 20_000
+    source.mkdir(), target.mkdir()
+    for each in range(number):
+        (source / f"{each}").touch()
+    words = [str(INIT_BINARY), "copy", str(source), str(target), "0", "0", str(LIMIT)]
+    with subprocess.Popen([sys.executable, "-c", WHOEVER_ASKED, *words], stdout=subprocess.PIPE) as asking:
+        assert asking.stdout is not None
+        copier = os.pidfd_open(int(asking.stdout.readline()))
+        asking.kill()
+    assert select.select([copier], [], [], 30)[0]
+    os.close(copier)
+    assert len(list(target.iterdir())) < number
