@@ -52,6 +52,9 @@ class EngineActor:
     def set_pace(self, factor: float) -> None:
         self._worker.set_pace(factor)
 
+    def update_weights(self, version: str, model: str | None) -> None:
+        self._worker.call(lambda: self._worker.engine.update_weights(version, model))
+
     def stop(self) -> None:
         self._worker.stop()
 
@@ -88,6 +91,11 @@ class EngineHandle:
 
     def set_pace(self, factor: float, timeout_s: float = 10.0) -> None:
         ray_api.get(self.actor.set_pace.remote(factor), timeout_s)
+
+    def update_weights(self, version: str, model: str | None = None, timeout_s: float = 180.0) -> None:
+        """Go on with other weights (`Engine.update_weights`). Hand-offs between workers of two versions are
+        refused, so a prefill worker and its decode workers change together."""
+        ray_api.get(self.actor.update_weights.remote(version, model), timeout_s)
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the worker's threads, then its process."""

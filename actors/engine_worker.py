@@ -239,7 +239,8 @@ class EngineWorker:
         try:
             request = Request(
                 message.request_id, message.prompt_ids, message.sampling, message.priority,
-                choices=message.choices,
+                message.slack_ms, message.choices, message.cache_salt,
+                generated_ids=message.generated_ids, resumed=message.resumed,
             )  # fmt: skip
             self.engine.add(request, message.arrived_ns)
             self._owned[message.request_id] = message.choices
@@ -321,5 +322,5 @@ def _tokens(output: TokenOutput, now: int) -> Tokens:
         output.request_id, output.index, output.token_ids, output.finish_reason,
         stages.arrived_ns, stages.scheduled_ns, stages.prefilled_ns, stages.adopted_ns, now,
         output.num_cached, (output.logprobs,) if output.logprobs is not None else (), output.choice,
-        output.prompt_logprobs,
+        output.prompt_logprobs, output.resumed,
     )  # fmt: skip

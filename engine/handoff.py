@@ -39,6 +39,7 @@ def hand_over(sequence: Sequence, held: Held, model: str, state: State) -> Hando
         choices=sequence.request.choices,
         cache_salt=sequence.request.cache_salt,
         slack_ms=sequence.request.slack_ms,
+        num_begun=len(sequence.request.generated_ids),
     )
     return Handoff(header, payload)
 
@@ -49,15 +50,17 @@ def adopt(handoff: Handoff, model: str, state: State) -> Sequence:
     _expect("version", header.version, HANDOFF_VERSION)
     _expect("model", header.model, model)
     _expect("dtype", header.dtype, state.dtype)
-    _expect("generated_ids", len(header.generated_ids), 1)
+    _expect("generated_ids", len(header.generated_ids), header.num_begun + 1)
+    begun = header.generated_ids[: header.num_begun]
+    num_positions = len(header.prompt_ids) + len(begun)
     bounds = _bounds(header)
-    held = Held(0, _any_blocks(header), len(header.prompt_ids), bounds)
+    held = Held(0, range(num_positions), num_positions, bounds)  # a layout depends on no block
     _expect("layout", header.layout, state.layout(held))
     _expect("payload bytes", handoff.payload.nbytes, _bytes_of(header.layout))
     _expect("crc32", payload_crc(handoff.payload), header.crc32)
     request = Request(
         header.request_id, header.prompt_ids, header.sampling, header.priority, header.slack_ms,
-        header.choices, header.cache_salt,
+        header.choices, header.cache_salt, generated_ids=begun,
     )  # fmt: skip
     times = header.stages
     return Sequence(
@@ -69,7 +72,7 @@ def adopt(handoff: Handoff, model: str, state: State) -> Sequence:
         resumed=header.resumed,
         passes=(Pass(bounds),),
         incoming=handoff.payload,
-        num_incoming=len(header.prompt_ids),
+        num_incoming=num_positions,
         stages=Stages(times.arrived_ns, times.scheduled_ns, times.prefilled_ns),
     )
 
@@ -81,11 +84,6 @@ def _bounds(header: HandoffHeader) -> Bounds:
     if not all(0 <= bound <= len(header.prompt_ids) for bound in places):
         raise BrokenHandoff(f"hand-off field 'bounds' is {header.bounds!r}, beyond the prompt")
     return bounds
-
-
-def _any_blocks(header: HandoffHeader) -> range:
-    """Blocks of any number: a layout depends on none, and a token needs one at most."""
-    return range(len(header.prompt_ids))
 
 
 def _bytes_of(layout: StateLayout) -> int:

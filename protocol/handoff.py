@@ -47,6 +47,7 @@ class HandoffHeader(msgspec.Struct, frozen=True):
     choices: int = 1
     cache_salt: str = ""
     slack_ms: float = 0.0
+    num_begun: int = 0  # of the generated ids, those that another worker gave out before this prefill
 
 
 def encode_header(header: HandoffHeader) -> bytes:

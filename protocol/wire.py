@@ -29,6 +29,11 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     arrived_ns: int  # when the gateway had the request: waiting for the engine's next step is queueing too
     priority: int = 0
     choices: int = 1  # outputs for the one prompt; number k has the seed plus k
+    slack_ms: float = 0.0  # how much later it may start without holding anyone up
+    cache_salt: str = ""  # cached prefixes are shared with requests of the same salt alone
+    # Of a stream that goes on: tokens that another worker gave out, and where windows were run again there.
+    generated_ids: tuple[int, ...] = ()
+    resumed: tuple[int, ...] = ()
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -58,6 +63,7 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     prompt_logprobs: tuple[
         TokenLogprobs, ...
     ] = ()  # of the prompt's tokens but the first, with the first token
+    resumed: tuple[int, ...] = ()  # where windows were run again: what it takes to go on elsewhere
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -256,6 +256,8 @@ def test_a_stream_goes_on_at_another_engine(make: Make) -> None:
     for done in (1, 5):
         moved = Request("r", prompt(70), SAMPLED, generated_ids=expected[:done])
         assert finish(make(), [moved])["r"] == expected[done:]
+        pair = make(role="prefill"), make(role="decode")
+        assert finish_disaggregated(*pair, [moved])["r"] == expected[done:]
 
 
 def test_new_weights_make_all_kv_old(tiny_model: Path, cpu_library: Path, tmp_path: Path) -> None:
