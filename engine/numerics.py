@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.operations import Operations, Weight
+from kernels.operations import BLOCK, MAX_COLUMNS, Operations, Weight
 from kernels.whole_numbers import whole_numbers
 
-_COLUMNS = 32  # of which the C kernel takes multiples
-_MAX_COLUMNS = 16_384  # of one product of the C kernel
 _KEY_TILE = 64  # keys a product where the operations round a column with its neighbours
 _NO_INDEX = -1
 
@@ -62,16 +60,23 @@ class Dense:
 
     @classmethod
     def prepared(cls, matrix_NK: Tensor, operations: Operations) -> "Dense":
-        """In `fast` in whole numbers. For matrices that releases store in 8 or 4 bits."""
-        if operations.profile == "exact":
-            return cls.of(matrix_NK)
-        return cls._of_parts(matrix_NK, lambda part: operations.prepare(whole_numbers(part)))
+        """In `fast` in whole numbers where the values are those of FP8 or FP4, else as `of` has it.
+
+        For matrices that releases store so. One of bfloat16 or float32 would lose bits that its folder has:
+        it stays as it is.
+        """
+
+        def make(part: Tensor) -> Weight:
+            found = whole_numbers(part)
+            return _weight(part, narrow=True) if found is None else operations.prepare(found)
+
+        return cls.of(matrix_NK) if operations.profile == "exact" else cls._of_parts(matrix_NK, make)
 
     @classmethod
     def _of_parts(cls, matrix_NK: Tensor, make: Callable[[Tensor], Weight]) -> "Dense":
         rows, columns = matrix_NK.shape
         padded = pad_columns(matrix_NK)
-        parts = (padded[:, start : start + _MAX_COLUMNS].contiguous() for start in _starts(padded))
+        parts = (padded[:, start : start + MAX_COLUMNS].contiguous() for start in _starts(padded))
         return cls(tuple(map(make, parts)), rows, columns)
 
     @property
@@ -94,7 +99,7 @@ def linear(operations: Operations, x_TK: Tensor, weights: Sequence[Dense]) -> li
         return operations.linear(x_TK, [weight.parts[0] for weight in weights])
     outs = [torch.zeros(x_TK.shape[0], weight.rows) for weight in weights]
     for index, start in enumerate(_starts(x_TK)):
-        x = x_TK[:, start : start + _MAX_COLUMNS].contiguous()
+        x = x_TK[:, start : start + MAX_COLUMNS].contiguous()
         products = operations.linear(x, [weight.parts[index] for weight in weights])
         outs = [out + product for out, product in zip(outs, products, strict=True)]
     return outs
@@ -102,12 +107,12 @@ def linear(operations: Operations, x_TK: Tensor, weights: Sequence[Dense]) -> li
 
 def _starts(x_TK: Tensor) -> range:
     """Where the parts begin that products over many columns fall into."""
-    return range(0, x_TK.shape[1], _MAX_COLUMNS)
+    return range(0, x_TK.shape[1], MAX_COLUMNS)
 
 
 def pad_columns(x_TK: Tensor) -> Tensor:
     """Zero columns up to the multiple that products take; the same tensor where there is nothing to add."""
-    missing = -x_TK.shape[1] % _COLUMNS
+    missing = -x_TK.shape[1] % BLOCK
     return F.pad(x_TK, (0, missing)) if missing else x_TK
 
 
@@ -207,10 +212,15 @@ def top_k(scores_TN: Tensor, k: int, operations: Operations | None = None) -> Te
     """int64 [T, min(k, N)]: the positions of each row's largest scores in ascending order.
 
     Ties at the boundary go to the lowest positions. A score of -inf is never taken: its place holds -1, last.
+    Raises ValueError: k is negative.
     """
     count = scores_TN.shape[1]
+    if k < 0:
+        raise ValueError(f"k is {k}, expected 0 or more")
     if operations is not None and operations.fused is not None:
         return operations.fused.top_k(scores_TN, min(k, count))
+    if k == 0:
+        return torch.empty(scores_TN.shape[0], 0, dtype=torch.int64)
     if k < count:
         values, picked = torch.topk(scores_TN, k + 1, dim=1)
         picked = picked[:, :k]

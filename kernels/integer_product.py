@@ -2,7 +2,7 @@
 
 Each row of x is rounded to 16 bits in blocks of 32: x is about `scale * q`, with `scale = max|x| / 32767` and
 q rounded to nearest, ties to even. A block of weights is `scale * q + minimum` (Q4_1) or `scale * q` (Q8_0,
-MXFP4, MXFP8, MXINT8), so that a block adds `scale_x * scale_w * sum(q_x q_w)`, then
+MXFP4, MXFP8), so that a block adds `scale_x * scale_w * sum(q_x q_w)`, then
 `minimum_w * scale_x * sum(q_x)` to the product. Sums over q are whole numbers below 2^31, taken exactly and
 rounded once to float32; the blocks are added in ascending order, each by one fused multiply-add, which rounds
 once. That is what the C library computes on processors that have such an instruction, to the bit.
@@ -13,8 +13,8 @@ Shapes: M rows, K columns in, N columns out, J = K/32 blocks a row, B = 32 colum
 import torch
 from torch import Tensor
 
-from kernels.operations import Weight
-from kernels.whole_numbers import BLOCK, FORMATS, values_of
+from kernels.operations import BLOCK, Weight
+from kernels.whole_numbers import FORMATS, values_of
 
 HIGHEST = 32_767  # magnitude of q
 _BEHIND_FLOAT32, _HALF_WAY = (1 << 29) - 1, 1 << 28  # of a double's bits

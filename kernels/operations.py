@@ -17,15 +17,20 @@ from kernels.rope import rope_frequencies
 if TYPE_CHECKING:
     from kernels.fused import FusedOperations
 
-WeightFormat = Literal["f32", "bf16", "q4_1", "q8_0", "mxfp4", "mxfp8", "mxint8"]
+WeightFormat = Literal["f32", "bf16", "q4_1", "q8_0", "mxfp4", "mxfp8"]
 Profile = Literal["exact", "fast"]
+
+# C has these from the build. Llama's and DeepSeek's released widths are below.
+BLOCK = 32  # weights that share a scale: columns of a product are a multiple
+MAX_COLUMNS = 1 << 16  # of one product of weights that are not packed
+MAX_HEAD = 512  # channels of a head of `paged_attention`
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A matrix [rows, columns] as its file stores it: uint8 [rows, row_bytes], or float32 or bfloat16 [N, K].
 
-    MXFP4, MXFP8 and MXINT8 (kernels/whole_numbers.py) are for integer products alone.
+    MXFP4 and MXFP8 (kernels/whole_numbers.py) are for integer products alone.
     Packed, it is uint8 [ceil(rows / 32), 32 row_bytes] in the order of kernels/cpu/packing.py.
     """
 
@@ -144,7 +149,7 @@ class Operations(Protocol):
 # To be raised whenever a profile's results change in any bit, on either kind of kernels: by its products, by
 # what is around them, or by which matrices it takes in whole numbers. Hand-offs and cached blocks of another
 # version are refused.
-NUMERICS: dict[Profile, int] = {"exact": 1, "fast": 1}
+NUMERICS: dict[Profile, int] = {"exact": 2, "fast": 2}
 
 
 def numerics_name(operations: Operations) -> str:

@@ -16,6 +16,7 @@ from kernels.triton_door import require_triton
 def rope(x_THD: Tensor, positions_T: Tensor, theta: float) -> Tensor:
     """Rotate each pair by the angle of its row's position, in float32, rounded once to the type of `x`.
 
+    Angles are taken in float64: of float32's, an error at position 32,000 is 1e-3 rad.
     `positions_T` is an integer tensor on the device of `x`. CPU tensors take the PyTorch reference, CUDA
     tensors the Triton kernel. Returns a new tensor [T, H, D]. Raises `MissingCapability` for a CUDA tensor
     without Triton.
@@ -35,8 +36,8 @@ def rope(x_THD: Tensor, positions_T: Tensor, theta: float) -> Tensor:
 def rope_reference(x_THD: Tensor, positions_T: Tensor, theta: float) -> Tensor:
     """The same function in plain PyTorch, on any device."""
     frequencies_P = rope_frequencies(x_THD.shape[2], theta, x_THD.device)
-    angles_T1P = (positions_T.to(torch.float32)[:, None] * frequencies_P)[:, None, :]
-    cos_T1P, sin_T1P = angles_T1P.cos(), angles_T1P.sin()
+    angles_T1P = (positions_T.to(torch.float64)[:, None] * frequencies_P)[:, None, :]
+    cos_T1P, sin_T1P = angles_T1P.cos().float(), angles_T1P.sin().float()
     x = x_THD.to(torch.float32)
     even_THP, odd_THP = x[..., 0::2], x[..., 1::2]
     turned_THP2 = torch.stack(

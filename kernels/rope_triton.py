@@ -52,8 +52,8 @@ def rope_kernel(
     inside = (head < num_heads) & (pair < HALF_D)
 
     frequency = tl.load(frequencies_ptr + pair, mask=pair < HALF_D, other=0.0)
-    angle = tl.load(positions_ptr + row).to(tl.float32) * frequency
-    cos, sin = tl.cos(angle), tl.sin(angle)
+    angle = tl.load(positions_ptr + row).to(tl.float64) * frequency.to(tl.float64)
+    cos, sin = tl.cos(angle).to(tl.float32), tl.sin(angle).to(tl.float32)
 
     offset = (row * num_heads + head) * (2 * HALF_D) + 2 * pair
     even = tl.load(x_ptr + offset, mask=inside, other=0.0).to(tl.float32)

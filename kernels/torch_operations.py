@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from kernels.decoder import run_layers
 from kernels.integer_product import integer_product
-from kernels.operations import Decoder, DecoderStack, Profile, Rope, Rows, Weight
+from kernels.operations import BLOCK, Decoder, DecoderStack, Profile, Rope, Rows, Weight
 from kernels.paged_attention import paged_attention
 from kernels.q4_1_gemv import dequantise_q4_1, q4_1_gemv
 from kernels.rms_norm import rms_norm
@@ -22,7 +22,6 @@ from kernels.rope import rope as rotate
 from kernels.whole_numbers import FORMATS, values_of
 
 TILE_ROWS = 16
-_BLOCK = 32  # weights a quantisation block
 
 
 class TorchOperations:
@@ -74,7 +73,7 @@ class TorchOperations:
 
     def _product(self, x_MK: Tensor, weight: Weight) -> Tensor:
         if x_MK.is_cuda and weight.format == "q4_1":
-            return q4_1_gemv(x_MK, weight.data.reshape(weight.rows, weight.columns // _BLOCK, -1))
+            return q4_1_gemv(x_MK, weight.data.reshape(weight.rows, weight.columns // BLOCK, -1))
         m, w_NK = x_MK.shape[0], dequantize(weight)
         padded = F.pad(x_MK, (0, 0, 0, -m % TILE_ROWS))
         tiles = [padded[start : start + TILE_ROWS] @ w_NK.T for start in range(0, len(padded), TILE_ROWS)]
@@ -88,7 +87,7 @@ def dequantize(weight: Weight) -> Tensor:
     if weight.format in FORMATS:
         q_NJB, scale_NJ1 = values_of(weight)
         return (q_NJB * scale_NJ1).flatten(1)
-    blocks = weight.data.reshape(weight.data.shape[0], weight.columns // _BLOCK, -1)
+    blocks = weight.data.reshape(weight.data.shape[0], weight.columns // BLOCK, -1)
     if weight.format == "q4_1":
         return dequantise_q4_1(blocks)
     scale = blocks[..., :2].contiguous().view(torch.float16).float()

@@ -8,7 +8,8 @@ power of two that the block's largest value reaches.
   0..15, high ones 16..31. It holds FP4 exactly.
 - MXFP8: q is a significand of -15..15, shifted up by 0..7: in the upper five and the lower three bits of a
   byte. It holds FP8 (E4M3) exactly from 2^e / 128 on; smaller values are rounded to 1/1024 of 2^e.
-- MXINT8: q is -127..127, in 32 bytes. Any value is rounded to 1/64 of 2^e.
+
+Other matrices have none of these: whoever stores 16 or 32 bits means them.
 
 Shapes: N rows, K columns, J = K/32 blocks a row, B = 32 columns a block.
 """
@@ -18,13 +19,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.operations import Weight, WeightFormat
+from kernels.operations import BLOCK, Weight, WeightFormat
 
-BLOCK = 32
-FORMATS: tuple[WeightFormat, ...] = ("mxfp4", "mxfp8", "mxint8")
+FORMATS: tuple[WeightFormat, ...] = ("mxfp4", "mxfp8")
 E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)  # doubled
 
-_HIGHEST = 127  # magnitude of MXINT8
 _SIGNIFICAND = 4  # bits of E4M3, the leading one among them
 _LONGER = 0x7FFFFF >> (_SIGNIFICAND - 1)  # float32's bits behind those
 _CODES = torch.full((13,), 15)  # by doubled magnitude; 15, whose value is none, where there is no code
@@ -32,21 +31,21 @@ _CODES[E2M1[:8].long()] = torch.arange(8)
 _VALUES_AT_ONCE = 1 << 18  # what is in between fits a processor's cache
 
 
-def whole_numbers(matrix_NK: Tensor) -> Weight:
-    """The narrowest format that the values are made for; float32 where one is not finite.
+def whole_numbers(matrix_NK: Tensor) -> Weight | None:
+    """The narrowest format that the values are made for, or None.
 
-    MXFP4 where it holds them all, MXFP8 where none has more significant bits than FP8, else MXINT8. K is a
-    multiple of 32.
+    MXFP4 where it holds them all, MXFP8 where none has more significant bits than FP8: a matrix that was
+    stored so, under scales that are powers of two. K is a multiple of 32.
     """
     rows, columns = matrix_NK.shape
     assert columns % BLOCK == 0
     if not matrix_NK.isfinite().all():
-        return Weight(matrix_NK, rows, columns, "f32")
+        return None
     blocks_NJB = matrix_NK.float().reshape(rows, -1, BLOCK)
     for form, make in _MAKERS.items():
         if (data := _in_parts(blocks_NJB, make)) is not None:
             return Weight(data.flatten(1), rows, columns, form)
-    raise AssertionError("MXINT8 takes all values")
+    return None
 
 
 def values_of(weight: Weight) -> tuple[Tensor, Tensor]:
@@ -57,7 +56,7 @@ def values_of(weight: Weight) -> tuple[Tensor, Tensor]:
     if weight.format == "mxfp4":
         return E2M1[torch.cat((quants & 15, quants >> 4), -1).long()].float(), scale_NJ1
     signed = quants.contiguous().view(torch.int8).int()
-    return (((signed >> 3) << (signed & 7)) if weight.format == "mxfp8" else signed).float(), scale_NJ1
+    return ((signed >> 3) << (signed & 7)).float(), scale_NJ1
 
 
 def _in_parts(x_NJB: Tensor, make: Callable[[Tensor], Tensor | None]) -> Tensor | None:
@@ -97,17 +96,9 @@ def _as_mxfp8(x_NJB: Tensor) -> Tensor | None:
     return torch.cat((exponents, significands << 3 | shifts), -1).to(torch.uint8)
 
 
-def _as_mxint8(x_NJB: Tensor) -> Tensor:
-    """uint8 [N, J, 33]. Rounds to nearest, ties to even."""
-    exponents = _exponents(x_NJB, 6)
-    q = _scaled(x_NJB, exponents).round().clamp(-_HIGHEST, _HIGHEST)
-    return torch.cat((exponents, q.int()), -1).to(torch.uint8)
-
-
 _MAKERS: dict[WeightFormat, Callable[[Tensor], Tensor | None]] = {
     "mxfp4": _as_mxfp4,
     "mxfp8": _as_mxfp8,
-    "mxint8": _as_mxint8,
 }
 
 

@@ -17,9 +17,17 @@ from engine.model import fingerprint
 from engine.model.base import ResumeRules, check_prompt
 from engine.model.llama_state import LlamaState
 from engine.model.weights import WeightReader
-from kernels.operations import DecoderLayer, DecoderStack, Operations, Rope, Rows, Weight
-
-MAX_COLUMNS, MAX_HEAD_CHANNELS = 16_384, 512  # of one product, of one head: what the C kernels take
+from kernels.operations import (
+    BLOCK,
+    MAX_COLUMNS,
+    MAX_HEAD,
+    DecoderLayer,
+    DecoderStack,
+    Operations,
+    Rope,
+    Rows,
+    Weight,
+)
 
 _KEYS = frozenset({
     "llama.block_count", "llama.context_length", "llama.embedding_length", "llama.feed_forward_length",
@@ -72,17 +80,17 @@ class LlamaConfig:
             "llama.attention.head_count times the channels a head": self.num_heads * self.head_channels,
         }
         limits = [
-            (0 < width <= MAX_COLUMNS and width % 32 == 0,
-             f"{key} is {width}, expected a multiple of 32 up to {MAX_COLUMNS}")
+            (0 < width <= MAX_COLUMNS and width % BLOCK == 0,
+             f"{key} is {width}, expected a multiple of {BLOCK} up to {MAX_COLUMNS}")
             for key, width in widths.items()
         ]  # fmt: skip
         limits += [
             (self.num_heads % self.num_kv_heads == 0,
              f"llama.attention.head_count is {self.num_heads}, expected a multiple of "
              f"llama.attention.head_count_kv, which is {self.num_kv_heads}"),
-            (self.head_channels % 16 == 0 and self.head_channels <= MAX_HEAD_CHANNELS,
+            (self.head_channels % 16 == 0 and self.head_channels <= MAX_HEAD,
              f"llama.rope.dimension_count is {self.head_channels}, expected a multiple of 16 up to "
-             f"{MAX_HEAD_CHANNELS}"),
+             f"{MAX_HEAD}"),
         ]  # fmt: skip
         for fits, fault in limits:
             if not fits:

@@ -10,8 +10,6 @@
 #include "operations.h"
 #include "vector.h"
 
-enum { MAX_D = 512 };
-
 static inline float *entry(const struct paging *p, int64_t row, int64_t position, int which) {
     const int64_t b = p->tables[p->sequences[row] * p->width + position / p->block];
     const int64_t slot = (b * 2 + which) * p->block + position % p->block;
@@ -61,7 +59,7 @@ static float exponentials(float *scores, int64_t n, float highest) {
 static inline __attribute__((always_inline)) void weighted_values(const struct paging *p, int64_t row, int64_t kv,
                                                                   const float *weights, float total, float *out,
                                                                   const int64_t n) {
-    vec acc[MAX_D / LANES];
+    vec acc[MAX_HEAD / LANES];
     for (int64_t i = 0; i < n; i++) acc[i] = splat(0.0f);
     for (int64_t t = 0; t <= p->positions[row]; t++) {
         const float *value = entry(p, row, t, 1) + kv * p->d;
@@ -86,7 +84,7 @@ static void attend_any(const struct paging *p, int64_t row, int64_t kv, const fl
     else attend(p, row, kv, q, scale, scores, out, p->d / LANES);
 }
 
-/* q, out: [rows, heads, d]; d is a multiple of LANES and at most MAX_D. Returns 0, or -1 when memory ran
+/* q, out: [rows, heads, d]; d is a multiple of LANES and at most MAX_HEAD. Returns 0, or -1 when memory ran
  * out. */
 int dockyard_paged_attention(const struct paging *p, const float *q, int64_t rows, float scale, float *out,
                              int32_t threads) {

@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from kernels.fused import MAX_STREAMS
+from kernels.operations import BLOCK, MAX_COLUMNS, MAX_HEAD
 from protocol.errors import DockyardError, MissingCapability
 
 SOURCES = (
@@ -28,7 +30,7 @@ SOURCES = (
     "selection.c",
     "records.c",
 )
-HEADERS = ("vector.h", "pairs.h", "weight.h", "operations.h", "deepseek.h")
+HEADERS = ("vector.h", "rows.h", "pairs.h", "weight.h", "operations.h", "deepseek.h")
 FLAGS = (
     "-O3",
     "-march=native",
@@ -40,6 +42,10 @@ FLAGS = (
     "-Wextra",
     "-Wno-psabi",
     "-Werror",
+    f"-DBLOCK={BLOCK}",
+    f"-DMAX_COLUMNS={MAX_COLUMNS}",
+    f"-DMAX_HEAD={MAX_HEAD}",
+    f"-DMAX_STREAMS={MAX_STREAMS}",
 )
 FOLDER = Path(__file__).parent
 

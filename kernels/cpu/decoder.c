@@ -41,11 +41,11 @@ static int attention(const struct decoder *d, const struct layer *l, const struc
                      int64_t rows, const struct scratch *s, int32_t threads) {
     const struct weight inputs[] = {into(l->q, s->q), into(l->k, s->k), into(l->v, s->v)};
     const struct weight output = into(l->output, s->added);
-    dockyard_rms_norm(x, l->attention_norm, d->norm_eps, rows, d->channels, s->normed);
+    dockyard_rms_norm(x, l->attention_norm, d->norm_eps, rows, d->channels, s->normed, threads);
     int status = dockyard_linear(inputs, 3, s->normed, rows, d->channels, threads);
     if (status != 0) return status;
-    dockyard_rope(s->q, d->angles, p->positions, rows, p->heads, p->d);
-    dockyard_rope(s->k, d->angles, p->positions, rows, p->kv_heads, p->d);
+    dockyard_rope(s->q, d->angles, p->positions, rows, p->heads, p->d, threads);
+    dockyard_rope(s->k, d->angles, p->positions, rows, p->kv_heads, p->d, threads);
     dockyard_store_kv(p, s->k, s->v, rows);
     if (dockyard_paged_attention(p, s->q, rows, d->scale, s->mixed, threads) != 0) return -2;
     status = dockyard_linear(&output, 1, s->mixed, rows, p->heads * p->d, threads);
@@ -57,10 +57,10 @@ static int feed_forward(const struct decoder *d, const struct layer *l, float *x
                         const struct scratch *s, int32_t threads) {
     const struct weight inputs[] = {into(l->gate, s->gate), into(l->up, s->up)};
     const struct weight output = into(l->down, s->added);
-    dockyard_rms_norm(x, l->feed_forward_norm, d->norm_eps, rows, d->channels, s->normed);
+    dockyard_rms_norm(x, l->feed_forward_norm, d->norm_eps, rows, d->channels, s->normed, threads);
     int status = dockyard_linear(inputs, 2, s->normed, rows, d->channels, threads);
     if (status != 0) return status;
-    dockyard_silu_mul(s->gate, s->up, rows * d->feed_forward);
+    dockyard_silu_mul(s->gate, s->up, rows * d->feed_forward, threads);
     status = dockyard_linear(&output, 1, s->gate, rows, d->feed_forward, threads);
     add(x, s->added, rows * d->channels);
     return status;

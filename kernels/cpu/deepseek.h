@@ -48,7 +48,7 @@ struct queries {
 };
 
 /* Entries that rows read: where index is at least `first`, in order. Row t has its places at t * index_stride,
- * `width` of them, or counts[t]. */
+ * `width` of them, or the first counts[t]. */
 struct entries {
     const float *pool; /* [P, D] */
     const int64_t *index, *counts;
@@ -70,8 +70,8 @@ struct record {
 
 int dockyard_hyper_site(const struct site *s, const float *x, const float *premix, int64_t rows,
                         const struct coefficients *to, float *normed, int32_t threads);
-void dockyard_hyper_spread(const float *x, const float *y, const float *post, const float *mix, int64_t rows,
-                           int64_t streams, int64_t channels, float *out);
+int dockyard_hyper_spread(const float *x, const float *y, const float *post, const float *mix, int64_t rows,
+                          int64_t streams, int64_t channels, float *out, int32_t threads);
 int dockyard_mixture(const struct mixture *m, const float *x, const int64_t *chosen, const uint8_t *image,
                      int64_t rows, float *out, int32_t threads);
 int dockyard_keys(const struct weight *weights, int32_t count, const float *x, int64_t rows, int64_t k,
@@ -88,7 +88,6 @@ int dockyard_index_scores(const float *q, const float *a, const float *pool, int
 int dockyard_top_k(const float *scores, int64_t rows, int64_t count, int64_t k, int64_t *out, int32_t threads);
 void dockyard_encode(const struct record *r, const float *x, int64_t rows, uint8_t *out, int32_t threads);
 void dockyard_decode_record(const struct record *r, const uint8_t *stored, int64_t rows, float *out, int32_t threads);
-void dockyard_rotate(float *x, int64_t rows, int64_t heads, int64_t d, const struct angles *angles);
 
 /* The positions of the k largest scores in ascending order, ties to the lowest; -1, last, where only -inf is left.
  * `scratch` holds as many floats as there are scores. */

@@ -7,18 +7,19 @@
 #include <stdlib.h>
 
 #include "deepseek.h"
-#include "vector.h"
+#include "rows.h"
 
 #define INLINE static inline __attribute__((always_inline)) /* for constant arguments, whose loops unroll */
 
 enum { HEADS = 4, KEYS = 8, HALF = 4, STRIPE = 4 * LANES };
 
-/* Pointers to the entries that a row reads; how many they are, or -1 where one is outside its pool. */
+/* Pointers to the entries that a row reads; how many they are, or -1 where one is outside its pool or its index. */
 static int64_t gather(const struct entries *sources, int32_t count, int64_t row, int64_t d, const float **found) {
     int64_t n = 0;
     for (int32_t s = 0; s < count; s++) {
         const struct entries *e = &sources[s];
         const int64_t *index = e->index + row * e->index_stride, places = e->counts == NULL ? e->width : e->counts[row];
+        if (places > e->width) return -1;
         for (int64_t i = 0; i < places; i++) {
             if (index[i] >= e->rows) return -1;
             if (index[i] >= e->first) found[n++] = e->pool + index[i] * d;
@@ -99,11 +100,7 @@ INLINE void heads(const int m, const float *q, const float *const *keys, int64_t
 /* Back by the row's angles: of one head's output. */
 static void rotate_back(float *head, int64_t d, const float *cos, const float *sin, int64_t channels) {
     float *tail = head + d - channels;
-    for (int64_t i = 0; i < channels; i += 2) {
-        const float a = tail[i], b = tail[i + 1];
-        tail[i] = a * cos[i] - b * sin[i];
-        tail[i + 1] = b * cos[i + 1] - a * sin[i + 1];
-    }
+    for (int64_t i = 0; i < channels; i += 2) turn_pair(tail + i, cos[i], -sin[i], cos[i + 1], -sin[i + 1]);
 }
 
 static int64_t widest_row(const struct entries *sources, int32_t count, int64_t rows) {

@@ -5,7 +5,7 @@
 
 #include "deepseek.h"
 #include "operations.h"
-#include "vector.h"
+#include "rows.h"
 
 enum { FEW_ROWS = 8 }; /* whose small operations one thread does */
 
@@ -88,7 +88,7 @@ static void activate(const struct mixture *m, const struct work *w, int64_t row)
         store(gate + i, pick(g > most, most, g));
         store(up + i, pick(u > most, most, pick(u < least, least, u)));
     }
-    dockyard_silu_mul(gate, up, m->inner);
+    silu_mul_row(gate, up, m->inner);
 }
 
 static void add_up(const struct mixture *m, const struct work *w, int64_t row, float *out) {

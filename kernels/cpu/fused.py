@@ -19,12 +19,21 @@ from kernels.cpu.fused_structures import (
     c_queries,
     c_record,
     c_site,
-    check_rows,
+    check_angles,
 )
 from kernels.cpu.library import CWeight
-from kernels.cpu.structures import c_weight, check_weight
+from kernels.cpu.structures import (
+    c_weight,
+    check_multiple,
+    check_rows,
+    check_status,
+    check_tensor,
+    check_weight,
+    require,
+)
 from kernels.fused import (
     LANES,
+    MAX_STREAMS,
     EntrySource,
     HyperSite,
     KeyWeights,
@@ -53,13 +62,13 @@ class CpuFused:
     def site(self, site: HyperSite, x_TNC: Tensor, premix_TN: Tensor | None) -> SiteRows:
         structure: CSite = self._structure(site, c_site)
         rows, n, c = x_TNC.shape
-        x = check_rows(x_TNC, rows, site.streams, site.norm.shape[0])
-        premix = None if premix_TN is None else check_rows(premix_TN, rows, n)
+        x = check_rows("x", x_TNC, rows, site.streams, site.norm.shape[0])
+        premix = None if premix_TN is None else check_rows("premix", premix_TN, rows, n)
         to = SiteRows(
             torch.empty(rows, n), torch.empty(rows, n), torch.empty(rows, n, n), torch.empty(rows, c)
         )
         out = CCoefficients(to.pre.data_ptr(), to.post.data_ptr(), to.mix.data_ptr())
-        _check(
+        check_status(
             self._library.dockyard_hyper_site(
                 ctypes.byref(structure), x, premix, rows, ctypes.byref(out), to.normed.data_ptr(),
                 self._threads,
@@ -69,11 +78,16 @@ class CpuFused:
 
     def spread(self, x_TNC: Tensor, y_TC: Tensor, post_TN: Tensor, mix_TNN: Tensor) -> Tensor:
         t, n, c = x_TNC.shape
-        assert c % LANES == 0
+        check_multiple("channels", c, LANES)
+        if not 1 <= n <= MAX_STREAMS:
+            raise ValueError(f"x: {n} streams; the kernel takes 1 to {MAX_STREAMS}")
         out = torch.empty(t, n, c)
-        self._library.dockyard_hyper_spread(
-            check_rows(x_TNC, t, n, c), check_rows(y_TC, t, c), check_rows(post_TN, t, n),
-            check_rows(mix_TNN, t, n, n), t, n, c, out.data_ptr(),
+        check_status(
+            self._library.dockyard_hyper_spread(
+                check_rows("x", x_TNC, t, n, c), check_rows("y", y_TC, t, c),
+                check_rows("post", post_TN, t, n), check_rows("mix", mix_TNN, t, n, n), t, n, c,
+                out.data_ptr(), self._threads,
+            )
         )  # fmt: skip
         return out
 
@@ -82,19 +96,15 @@ class CpuFused:
     ) -> Tensor:
         structure: MixtureStructure = self._structure(mixture, MixtureStructure)
         rows = x_TC.shape[0]
-        x, out = check_rows(x_TC, rows, mixture.channels), torch.empty(rows, mixture.channels)
+        x, out = check_rows("x", x_TC, rows, mixture.channels), torch.empty(rows, mixture.channels)
+        chosen = image = None
         if chosen_TK is not None:
-            assert chosen_TK.shape == (rows, mixture.k)
-            assert chosen_TK.dtype == torch.int64
-            assert chosen_TK.is_contiguous()
+            chosen = check_tensor("chosen", chosen_TK, (rows, mixture.k), torch.int64)
         if image_T is not None:
-            assert image_T.shape == (rows,)
-            assert image_T.dtype == torch.bool
-            assert image_T.is_contiguous()
-        _check(
+            image = check_tensor("image", image_T, (rows,), torch.bool)
+        check_status(
             self._library.dockyard_mixture(
-                ctypes.byref(structure.value), x, None if chosen_TK is None else chosen_TK.data_ptr(),
-                None if image_T is None else image_T.data_ptr(), rows, out.data_ptr(), self._threads,
+                ctypes.byref(structure.value), x, chosen, image, rows, out.data_ptr(), self._threads,
             )
         )  # fmt: skip
         return out
@@ -106,8 +116,9 @@ class CpuFused:
         outs = [torch.empty(rows, weight.rows) for weight in weights.weights]
         for weight, out in zip(array, outs, strict=True):
             weight.out = out.data_ptr()
-        x, angles = check_rows(x_TK, rows, weights.weights[0].columns), self._angles(rotation, rows, d)
-        _check(
+        x = check_rows("x", x_TK, rows, weights.weights[0].columns)
+        angles = self._angles(rotation, rows, d)
+        check_status(
             self._library.dockyard_keys(
                 array, len(outs), x, rows, columns, weights.norm.data_ptr(), weights.eps,
                 ctypes.byref(angles), self._threads,
@@ -118,10 +129,11 @@ class CpuFused:
     def queries(self, weights: QueryWeights, x_TK: Tensor, rotation: Rotation) -> QueryRows:
         structure = self._structure(weights, c_queries)
         rows = x_TK.shape[0]
-        x, angles = (
-            check_rows(x_TK, rows, weights.latent.columns),
-            self._angles(rotation, rows, weights.head_channels),
-        )
+        x = check_rows("x", x_TK, rows, weights.latent.columns)
+        narrowest = weights.head_channels
+        if weights.index_query is not None:
+            narrowest = min(narrowest, weights.index_channels)
+        angles = self._angles(rotation, rows, narrowest)
         q, index_q, head_weights = torch.empty(rows, weights.query.rows), None, None
         structure.query.out = q.data_ptr()
         if weights.index_query is not None and weights.head_weights is not None:
@@ -129,7 +141,7 @@ class CpuFused:
             head_weights = torch.empty(rows, weights.head_weights.rows)
             structure.index_query.out = index_q.data_ptr()
             structure.head_weights.out = head_weights.data_ptr()
-        _check(
+        check_status(
             self._library.dockyard_queries(
                 ctypes.byref(structure), x, rows, ctypes.byref(angles), self._threads
             )
@@ -145,12 +157,13 @@ class CpuFused:
         rotation: Rotation | None,
     ) -> Tensor:
         rows, heads, d = q_THD.shape
-        q, out = check_rows(q_THD, rows, heads, d), torch.empty(rows, heads, d)
+        q, out = check_rows("q", q_THD, rows, heads, d), torch.empty(rows, heads, d)
+        check_multiple("head channels", d, LANES)
         sources = (CEntries * len(entries))(*(c_entries(source, rows, d) for source in entries))
         angles = None if rotation is None else ctypes.byref(self._angles(rotation, rows, d))
-        _check(
+        check_status(
             self._library.dockyard_attend(
-                sources, len(entries), q, rows, heads, d, check_rows(sink_H, heads), scale, angles,
+                sources, len(entries), q, rows, heads, d, check_rows("sinks", sink_H, heads), scale, angles,
                 out.data_ptr(), self._threads,
             )
         )  # fmt: skip
@@ -160,9 +173,9 @@ class CpuFused:
         structure: OutputStructure = self._structure(weights, OutputStructure)
         rows = x_TK.shape[0]
         out = torch.empty(rows, structure.rows)
-        _check(
+        check_status(
             self._library.dockyard_grouped_output(
-                ctypes.byref(structure.value), check_rows(x_TK, rows, structure.columns), rows,
+                ctypes.byref(structure.value), check_rows("x", x_TK, rows, structure.columns), rows,
                 out.data_ptr(), self._threads,
             )
         )  # fmt: skip
@@ -173,17 +186,15 @@ class CpuFused:
     ) -> Tensor:
         rows, heads, d = q_TIJ.shape
         pool_rows, count = pool_PJ.shape[0], keys_N.shape[0]
-        assert d % LANES == 0
-        assert visible_T.shape == (rows,)
-        assert visible_T.dtype == keys_N.dtype == torch.int64
-        assert visible_T.is_contiguous()
-        assert keys_N.is_contiguous()
+        check_multiple("head channels", d, LANES)
         out = torch.empty(rows, count)
-        _check(
+        check_status(
             self._library.dockyard_index_scores(
-                check_rows(q_TIJ, rows, heads, d), check_rows(weights_TI, rows, heads),
-                check_rows(pool_PJ, pool_rows, d), pool_rows, keys_N.data_ptr(), visible_T.data_ptr(), rows,
-                heads, d, count, out.data_ptr(), self._threads,
+                check_rows("q", q_TIJ, rows, heads, d), check_rows("weights", weights_TI, rows, heads),
+                check_rows("pool", pool_PJ, pool_rows, d), pool_rows,
+                check_tensor("keys", keys_N, (count,), torch.int64),
+                check_tensor("visible", visible_T, (rows,), torch.int64), rows, heads, d, count,
+                out.data_ptr(), self._threads,
             )
         )  # fmt: skip
         return out
@@ -191,28 +202,27 @@ class CpuFused:
     def encode(self, layout: RecordLayout, x: Tensor) -> Tensor:
         structure, x = self._structure(layout, c_record), x.contiguous()
         rows = x.shape[:-1].numel()
-        address = check_rows(x, *x.shape[:-1], layout.channels + layout.rotary)
+        address = check_rows("x", x, *x.shape[:-1], layout.channels + layout.rotary)
         out = torch.empty(*x.shape[:-1], layout.width, dtype=torch.uint8)
         self._library.dockyard_encode(ctypes.byref(structure), address, rows, out.data_ptr(), self._threads)
         return out
 
     def decode(self, layout: RecordLayout, stored: Tensor) -> Tensor:
         structure, stored = self._structure(layout, c_record), stored.contiguous()
-        assert stored.dtype == torch.uint8
-        assert stored.shape[-1] == layout.width
+        address = check_tensor("stored", stored, (*stored.shape[:-1], layout.width), torch.uint8)
         out = torch.empty(*stored.shape[:-1], layout.channels + layout.rotary)
         self._library.dockyard_decode_record(
-            ctypes.byref(structure), stored.data_ptr(), stored.shape[:-1].numel(), out.data_ptr(),
-            self._threads,
+            ctypes.byref(structure), address, stored.shape[:-1].numel(), out.data_ptr(), self._threads
         )  # fmt: skip
         return out
 
     def top_k(self, scores_TN: Tensor, k: int) -> Tensor:
         rows, count = scores_TN.shape
+        require(k >= 0, "k is negative")
         out = torch.empty(rows, k, dtype=torch.int64)
-        _check(
+        check_status(
             self._library.dockyard_top_k(
-                check_rows(scores_TN, rows, count), rows, count, k, out.data_ptr(), self._threads
+                check_rows("scores", scores_TN, rows, count), rows, count, k, out.data_ptr(), self._threads
             )
         )
         return out
@@ -221,8 +231,7 @@ class CpuFused:
         """All layers of a step rotate by the same few."""
         for known, structure in self._rotations:
             if known is rotation:
-                assert known.cos.shape[0] == rows
-                assert known.cos.shape[1] <= channels
+                check_angles(known, rows, channels)
                 return structure
         structure = c_angles(rotation, rows, channels)
         self._rotations = [(rotation, structure), *self._rotations[:_FEW]]
@@ -237,16 +246,8 @@ class CpuFused:
 
 def _key_structures(weights: KeyWeights) -> Any:
     first = weights.weights[0]
-    assert first.rows % LANES == 0
-    check_rows(weights.norm, first.rows)
+    check_multiple("keys' channels", first.rows, LANES)
+    check_rows("norm", weights.norm, first.rows)
     for weight in weights.weights:
         check_weight(weight, first.columns)
     return (CWeight * len(weights.weights))(*(c_weight(weight, None) for weight in weights.weights))
-
-
-def _check(status: int) -> None:
-    if status == -2:
-        raise MemoryError("no memory for the buffers of a step")
-    if status == -3:
-        raise ValueError("activations are not numbers, or an index points outside its table")
-    assert status == 0, "widths that the kernels do not take"

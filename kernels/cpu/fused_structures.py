@@ -1,12 +1,21 @@
-"""What is in `kernels.fused` as C reads it (deepseek.h), with lengths and types asserted: C trusts them."""
+"""What is in `kernels.fused` as C reads it (deepseek.h), with lengths and types checked: C trusts them.
+
+A wrong one is a ValueError that names it.
+"""
 
 import ctypes
 
 import torch
-from torch import Tensor
 
 from kernels.cpu.library import CWeight
-from kernels.cpu.structures import c_weight, check_weight
+from kernels.cpu.structures import (
+    c_weight,
+    check_multiple,
+    check_rows,
+    check_tensor,
+    check_weight,
+    require,
+)
 from kernels.fused import (
     LANES,
     MAX_STREAMS,
@@ -18,7 +27,7 @@ from kernels.fused import (
     RecordLayout,
     Rotation,
 )
-from kernels.operations import Weight
+from kernels.operations import BLOCK, Weight
 
 _FORMATS = {"e2m1": 0, "e4m3": 1, "e8m0": 2, "f32": 3}
 _P, _I64, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -132,8 +141,9 @@ class CRecord(ctypes.Structure):
 def c_record(layout: RecordLayout) -> CRecord:
     code_bytes = layout.channels // 2 if layout.codes == "e2m1" else layout.channels
     scale_bytes = layout.channels // layout.group * (4 if layout.scales == "f32" else 1)
-    assert layout.channels % layout.group == layout.group % 2 == 0
-    assert code_bytes + 2 * layout.rotary + scale_bytes <= layout.width
+    check_multiple("layout.channels", layout.channels, layout.group)
+    check_multiple("layout.group", layout.group, 2)
+    require(code_bytes + 2 * layout.rotary + scale_bytes <= layout.width, "layout.width is too small")
     return CRecord(
         layout.channels, layout.rotary, layout.group, layout.width, _FORMATS[layout.codes],
         _FORMATS[layout.scales], layout.largest, layout.least,
@@ -142,14 +152,15 @@ def c_record(layout: RecordLayout) -> CRecord:
 
 def c_site(site: HyperSite) -> CSite:
     n, c = site.streams, len(site.norm)
-    assert 1 <= n <= MAX_STREAMS
-    assert c % LANES == 0
-    assert site.projection.rows == n * (n + 2)
+    rows = n * (n + 2)
+    require(1 <= n <= MAX_STREAMS, f"site.streams is {n}; the kernel takes 1 to {MAX_STREAMS}")
+    check_multiple("channels", c, LANES)
+    projection = _weight("site.projection", site.projection, rows, n * c, packed=False)
     addresses = (
-        _floats(site.base, n * (n + 2)), _floats(site.scale, n * (n + 2)), _floats(site.norm, c)
-    )  # fmt: skip
-    assert not site.projection.packed
-    projection = _weight(site.projection, n * c)
+        check_rows("site.base", site.base, rows),
+        check_rows("site.scale", site.scale, rows),
+        check_rows("site.norm", site.norm, c),
+    )
     return CSite(projection, *addresses, n, c, site.iterations, site.eps, site.norm_eps)
 
 
@@ -162,21 +173,23 @@ class MixtureStructure:
             mixture.router.columns,
             mixture.experts[0].gate.rows,
         )
-        assert not mixture.router.packed
-        assert len(mixture.experts) == num_experts + 1
-        assert 0 < mixture.k <= num_experts
-        assert mixture.channels % LANES == inner % LANES == 0
-        assert columns - mixture.channels in range(32)
-        for expert in mixture.experts:
-            assert expert.gate.rows == expert.up.rows == expert.down.columns == inner
-            assert expert.down.rows == mixture.channels
+        c = mixture.channels
+        require(len(mixture.experts) == num_experts + 1, "experts: the shared one follows the router's")
+        require(0 < mixture.k <= num_experts, f"k is {mixture.k}, of {num_experts} experts")
+        check_multiple("channels", c, LANES)
+        check_multiple("inner channels", inner, LANES)
+        require(columns - c in range(BLOCK), f"the router has {columns} columns, the rows {c} channels")
         self._experts = (CExpert * len(mixture.experts))(*(
-            CExpert(_weight(e.gate, columns), _weight(e.up, columns), _weight(e.down, inner))
+            CExpert(
+                _weight("expert.gate", e.gate, inner, columns), _weight("expert.up", e.up, inner, columns),
+                _weight("expert.down", e.down, c, inner),
+            )
             for e in mixture.experts
         ))  # fmt: skip
         self.value = CMixture(
-            _weight(mixture.router, columns), _floats(mixture.bias, num_experts),
-            _floats(mixture.image_bias, num_experts), ctypes.addressof(self._experts), mixture.channels,
+            _weight("router", mixture.router, num_experts, columns, packed=False),
+            check_rows("bias", mixture.bias, num_experts),
+            check_rows("image_bias", mixture.image_bias, num_experts), ctypes.addressof(self._experts), c,
             columns, inner, mixture.k, mixture.limit, mixture.scale,
         )  # fmt: skip
 
@@ -186,75 +199,72 @@ class OutputStructure:
 
     def __init__(self, weights: OutputWeights) -> None:
         first = weights.groups[0]
-        assert all(w.rows == first.rows for w in weights.groups)
         self.columns, self.rows = len(weights.groups) * first.columns, weights.whole.rows
-        self._groups = (CWeight * len(weights.groups))(*(_weight(w, first.columns) for w in weights.groups))
-        whole = _weight(weights.whole, len(weights.groups) * first.rows)
+        self._groups = (CWeight * len(weights.groups))(*(
+            _weight("group", w, first.rows, first.columns) for w in weights.groups
+        ))  # fmt: skip
+        whole = _weight("whole", weights.whole, self.rows, len(weights.groups) * first.rows)
         self.value = COutput(ctypes.addressof(self._groups), whole, len(weights.groups), first.columns)
 
 
 def c_queries(weights: QueryWeights) -> CQueries:
     """Without the addresses of outputs."""
     latent, query, d = weights.latent, weights.query, weights.head_channels
-    assert latent.rows % LANES == d % LANES == query.rows % d == 0
-    assert query.columns - latent.rows in range(32)
-    head_norm = None if weights.head_norm is None else _floats(weights.head_norm, d)
+    check_multiple("latent rows", latent.rows, LANES)
+    check_multiple("head channels", d, LANES)
+    check_multiple("query rows", query.rows, d)
+    require(query.columns - latent.rows in range(BLOCK), "query: its columns are not the latent's rows")
+    head_norm = None if weights.head_norm is None else check_rows("head_norm", weights.head_norm, d)
     head_weights = index_query = CWeight()
     if weights.index_query is not None and weights.head_weights is not None:
-        assert weights.index_query.rows % weights.index_channels == 0
-        index_query = _weight(weights.index_query, query.columns)
-        head_weights = _weight(weights.head_weights, latent.columns)
+        rows = weights.index_query.rows
+        check_multiple("index_query rows", rows, weights.index_channels)
+        index_query = _weight("index_query", weights.index_query, rows, query.columns)
+        head_weights = _weight(
+            "head_weights", weights.head_weights, rows // weights.index_channels, latent.columns
+        )
     return CQueries(
-        _weight(latent, latent.columns), head_weights, _weight(query, query.columns), index_query,
-        _floats(weights.norm, latent.rows), head_norm, latent.columns, query.columns, d,
+        _weight("latent", latent, latent.rows, latent.columns), head_weights,
+        _weight("query", query, query.rows, query.columns), index_query,
+        check_rows("norm", weights.norm, latent.rows), head_norm, latent.columns, query.columns, d,
         weights.index_channels, weights.index_scale, weights.eps,
     )  # fmt: skip
 
 
 def c_entries(source: EntrySource, rows: int, channels: int) -> CEntries:
-    pool, index, counts = source.pool, source.index, source.counts
-    assert pool.dtype == torch.float32
-    assert index.dtype == torch.int64
-    assert pool.is_contiguous()
-    assert pool.shape[1] == channels
-    assert index.stride(-1) == 1 or index.shape[-1] <= 1
-    stride = index.stride(0) if index.dim() == 2 else 0
-    assert index.dim() == 1 or index.shape[0] == rows
-    if counts is not None:
-        assert counts.dtype == torch.int64
-        assert counts.shape == (rows,)
-        assert counts.is_contiguous()
-    address = None if counts is None else counts.data_ptr()
-    width = index.shape[-1]
-    return CEntries(
-        pool.data_ptr(), index.data_ptr(), address, pool.shape[0], width, stride, source.first
-    )  # fmt: skip
+    """C checks each place against the pool, and each count against the width."""
+    index, counts, num_entries = source.index, source.counts, source.pool.shape[0]
+    pool = check_rows("pool", source.pool, num_entries, channels)
+    width, shared = index.shape[-1], index.dim() == 1
+    if index.dtype is not torch.int64 or not (shared or index.shape == (rows, width)):
+        raise ValueError(f"index: {index.dtype} {list(index.shape)}; int64 [{rows}, {width}] or [{width}]")
+    if width > 1 and index.stride(-1) != 1:
+        raise ValueError("index: a row's places are not neighbours")
+    stride = 0 if shared else index.stride(0)
+    address = None if counts is None else check_tensor("counts", counts, (rows,), torch.int64)
+    return CEntries(pool, index.data_ptr(), address, num_entries, width, stride, source.first)
 
 
 def c_angles(rotation: Rotation, rows: int, channels: int) -> CAngles:
     """Of `rows` rows; at most so many channels."""
-    cos, sin = rotation.cos, rotation.sin
-    assert cos.shape == sin.shape
-    assert cos.shape[0] == rows
-    assert cos.shape[1] <= channels
-    assert cos.dtype == sin.dtype == torch.float32
-    assert cos.is_contiguous()
-    assert sin.is_contiguous()
-    return CAngles(cos.data_ptr(), sin.data_ptr(), cos.shape[1])
+    check_angles(rotation, rows, channels)
+    rotary = rotation.cos.shape[1]
+    cos, sin = check_rows("cos", rotation.cos, rows, rotary), check_rows("sin", rotation.sin, rows, rotary)
+    return CAngles(cos, sin, rotary)
 
 
-def check_rows(x: Tensor, *shape: int) -> int:
-    """The address of contiguous float32 rows of that shape."""
-    assert x.shape == shape, (x.shape, shape)
-    assert x.dtype == torch.float32
-    assert x.is_contiguous()
-    return x.data_ptr()
+def check_angles(rotation: Rotation, rows: int, channels: int) -> None:
+    """As many rows, and pairs that a head of so many channels has. Raises ValueError."""
+    found, rotary = rotation.cos.shape
+    if found != rows or rotary > channels or rotary % 2:
+        raise ValueError(
+            f"rotation: {rotary} channels of {found} rows, for {rows} rows of heads of {channels} channels"
+        )
 
 
-def _floats(x: Tensor, count: int) -> int:
-    return check_rows(x, count)
-
-
-def _weight(weight: Weight, columns: int) -> CWeight:
-    check_weight(weight, columns)
+def _weight(name: str, weight: Weight, rows: int, columns: int, *, packed: bool = True) -> CWeight:
+    """Raises ValueError; `packed`: whether it may be."""
+    require(weight.rows == rows, f"{name}: {weight.rows} rows, expected {rows}")
+    require(packed or not weight.packed, f"{name}: is multiplied in floats, and not prepared")
+    check_weight(weight, columns, name)
     return c_weight(weight, None)

@@ -1,14 +1,11 @@
 /* One site of the hyper-connections: its coefficients, and the row that its sub-layer reads; then the streams
  * behind the sub-layer. Coefficients of LANES rows are made at once, a lane a row, so that a row's bits do not
  * depend on the others. */
-#include <math.h>
 #include <stdlib.h>
 
 #include "deepseek.h"
 #include "operations.h"
-#include "vector.h"
-
-enum { MAX_STREAMS = 8 };
+#include "rows.h"
 
 static vec sigmoid(vec x) {
     const vec e = exp_nonpositive(pick(x < 0, x, -x));
@@ -32,12 +29,6 @@ static void balance(vec *mix, int64_t n, int64_t iterations, float eps) {
             for (int64_t i = 0; i < n; i++) first[i * along] *= inverse;
         }
     }
-}
-
-static float inverse_rms(const float *x, int64_t n, float eps) {
-    vec sum = {0};
-    for (int64_t i = 0; i < n; i += LANES) sum += load(x + i) * load(x + i);
-    return 1.0f / sqrtf(horizontal_sum(sum) / (float)n + eps);
 }
 
 /* Of `count` rows from `row` on, at most LANES. */
@@ -70,8 +61,7 @@ static void collapse(const struct site *s, const float *x, const float *premix, 
         for (int64_t k = 1; k < n; k++) sum += load(x + k * c + i) * premix[k];
         store(out + i, sum);
     }
-    const float inverse = inverse_rms(out, c, s->norm_eps);
-    for (int64_t i = 0; i < c; i += LANES) store(out + i, load(out + i) * inverse * load(s->norm + i));
+    norm_row(out, s->norm, s->norm_eps, c, out);
 }
 
 /* x[T, N, C]. premix[T, N] is what the row is read with; NULL stands for the site's own. normed[T, C]. */
@@ -96,21 +86,28 @@ int dockyard_hyper_site(const struct site *s, const float *x, const float *premi
     return status;
 }
 
-/* out_k = post_k y + sum_j mix[j, k] X_j; streams are at most MAX_STREAMS, channels a multiple of LANES. */
-void dockyard_hyper_spread(const float *x, const float *y, const float *post, const float *mix, int64_t rows,
-                           int64_t streams, int64_t channels, float *out) {
-    for (int64_t r = 0; r < rows; r++) {
-        for (int64_t i = 0; i < channels; i += LANES) {
-            vec from[MAX_STREAMS];
-            const vec own = load(y + i);
-            for (int64_t j = 0; j < streams; j++) from[j] = load(x + j * channels + i);
-            for (int64_t k = 0; k < streams; k++) {
-                vec sum = own * post[k];
-                for (int64_t j = 0; j < streams; j++) sum += from[j] * mix[j * streams + k];
-                store(out + k * channels + i, sum);
-            }
+static void spread_row(const float *x, const float *y, const float *post, const float *mix, int64_t streams,
+                       int64_t channels, float *out) {
+    for (int64_t i = 0; i < channels; i += LANES) {
+        vec from[MAX_STREAMS];
+        const vec own = load(y + i);
+        for (int64_t j = 0; j < streams; j++) from[j] = load(x + j * channels + i);
+        for (int64_t k = 0; k < streams; k++) {
+            vec sum = own * post[k];
+            for (int64_t j = 0; j < streams; j++) sum += from[j] * mix[j * streams + k];
+            store(out + k * channels + i, sum);
         }
-        x += streams * channels, out += streams * channels, y += channels;
-        post += streams, mix += streams * streams;
     }
+}
+
+/* out_k = post_k y + sum_j mix[j, k] X_j */
+int dockyard_hyper_spread(const float *x, const float *y, const float *post, const float *mix, int64_t rows,
+                          int64_t streams, int64_t channels, float *out, int32_t threads) {
+    const int64_t width = streams * channels;
+    if (streams < 1 || streams > MAX_STREAMS || channels % LANES != 0) return -1;
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * streams * width > WORTH_A_THREAD)
+    for (int64_t r = 0; r < rows; r++)
+        spread_row(x + r * width, y + r * channels, post + r * streams, mix + r * streams * streams, streams, channels,
+                   out + r * width);
+    return 0;
 }

@@ -180,8 +180,7 @@ static void weight_group(const struct product *p, int64_t group, const struct bl
     if (p->weight.format == Q4_1) group_of(p, Q4_1, group, x);
     else if (p->weight.format == Q8_0) group_of(p, Q8_0, group, x);
     else if (p->weight.format == MXFP4) group_of(p, MXFP4, group, x);
-    else if (p->weight.format == MXFP8) group_of(p, MXFP8, group, x);
-    else group_of(p, MXINT8, group, x);
+    else group_of(p, MXFP8, group, x);
 }
 
 /* Whether a product's rows are those of the one before, whose blocks then serve both. */

@@ -12,7 +12,7 @@
 #define INLINE static inline __attribute__((always_inline)) /* for constant arguments, whose loops unroll */
 
 /* A group of weight rows is dequantised at a time; 12 rows by 256 columns of x are 12 KiB. */
-enum { GROUP = 8, PANEL = 12, TILE_M = 3, STRETCH = 256, MAX_K = 16384, FEW = 16 };
+enum { GROUP = 8, PANEL = 12, TILE_M = 3, STRETCH = 256, FEW = 16 };
 
 static inline float half_to_float(const uint8_t *p) {
     _Float16 h;
@@ -176,7 +176,7 @@ int products_float(const struct product *products, int64_t count, int32_t thread
     int64_t groups = 0, widest = 0, work = 0;
     for (int64_t i = 0; i < count; i++) {
         const int64_t k = products[i].k;
-        if (k % BLOCK != 0 || k > MAX_K || k <= 0) return -1;
+        if (k % BLOCK != 0 || k > MAX_COLUMNS || k <= 0) return -1;
         widest = k > widest ? k : widest;
         groups += (products[i].weight.rows + GROUP - 1) / GROUP;
         work += products[i].weight.rows * products[i].m * k;

@@ -30,10 +30,11 @@ int dockyard_linear(const struct weight *weights, int32_t count, const float *x,
                     int32_t threads);
 void dockyard_gather(const uint8_t *table, int64_t row_bytes, int32_t format, const int64_t *ids, int64_t m,
                      int64_t k, float *out);
-void dockyard_rms_norm(const float *x, const float *weight, float eps, int64_t rows, int64_t d, float *out);
-void dockyard_rope(float *x, const float *table, const int64_t *positions, int64_t rows, int64_t heads,
-                   int64_t d);
-void dockyard_silu_mul(float *gate, const float *up, int64_t n);
+void dockyard_rms_norm(const float *x, const float *weight, float eps, int64_t rows, int64_t d, float *out,
+                       int32_t threads);
+void dockyard_rope(float *x, const float *table, const int64_t *positions, int64_t rows, int64_t heads, int64_t d,
+                   int32_t threads);
+void dockyard_silu_mul(float *gate, const float *up, int64_t n, int32_t threads);
 int dockyard_paged_attention(const struct paging *p, const float *q, int64_t rows, float scale, float *out,
                              int32_t threads);
 void dockyard_store_kv(const struct paging *p, const float *k, const float *v, int64_t rows);

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.operations import Weight
+from kernels.operations import BLOCK, Weight
 
 GROUP_ROWS = 32
-_BLOCK = 32  # columns that share a scale
-_HEADER_BYTES = {"q4_1": 4, "q8_0": 2, "mxfp4": 1, "mxfp8": 1, "mxint8": 1}
+_HEADER_BYTES = {"q4_1": 4, "q8_0": 2, "mxfp4": 1, "mxfp8": 1}
 _BYTE_ORDER = [0, 2, 1, 3]
 
 
@@ -22,7 +21,7 @@ def pack(weight: Weight) -> Weight:
     """A copy for the integer products; a weight without blocks (float32, bfloat16) is returned as it is."""
     if weight.format not in _HEADER_BYTES:
         return weight
-    num_blocks, header = weight.columns // _BLOCK, _HEADER_BYTES[weight.format]
+    num_blocks, header = weight.columns // BLOCK, _HEADER_BYTES[weight.format]
     rows = F.pad(weight.data, (0, 0, 0, -weight.rows % GROUP_ROWS))
     blocks = rows.view(-1, GROUP_ROWS, num_blocks, rows.shape[1] // num_blocks)
     scales = _side_by_side(blocks[..., :header], torch.int16 if header > 1 else torch.uint8)

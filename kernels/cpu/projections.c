@@ -1,35 +1,16 @@
 /* What an attention makes of its rows, each in one call: keys, queries, and the output behind its heads. */
-#include <math.h>
 #include <stdlib.h>
 
 #include "deepseek.h"
 #include "operations.h"
-#include "vector.h"
+#include "rows.h"
 
-/* out = x / rms(x) * weight; `padding` zeros follow. A weight of NULL is all ones. */
-static void norm_row(const float *x, const float *weight, float eps, int64_t k, int64_t padding, float *out) {
-    vec sum = {0};
-    for (int64_t i = 0; i < k; i += LANES) sum += load(x + i) * load(x + i);
-    const float scale = 1.0f / sqrtf(horizontal_sum(sum) / (float)k + eps);
-    for (int64_t i = 0; i < k; i += LANES) store(out + i, load(x + i) * scale * load(weight + i));
-    memset(out + k, 0, (size_t)padding * sizeof(float));
-}
-
+/* Each head's last channels, by the row's angles. */
 static void rotate_row(float *x, int64_t heads, int64_t d, const float *cos, const float *sin, int64_t channels) {
     for (int64_t h = 0; h < heads; h++) {
         float *tail = x + h * d + d - channels;
-        for (int64_t i = 0; i < channels; i += 2) {
-            const float a = tail[i], b = tail[i + 1];
-            tail[i] = a * cos[i] + b * sin[i];
-            tail[i + 1] = b * cos[i + 1] + a * sin[i + 1];
-        }
+        for (int64_t i = 0; i < channels; i += 2) turn_pair(tail + i, cos[i], sin[i], cos[i + 1], sin[i + 1]);
     }
-}
-
-/* x[T, heads, d] in place, each row by its own angles. */
-void dockyard_rotate(float *x, int64_t rows, int64_t heads, int64_t d, const struct angles *a) {
-    for (int64_t r = 0; r < rows; r++)
-        rotate_row(x + r * heads * d, heads, d, a->cos + r * a->channels, a->sin + r * a->channels, a->channels);
 }
 
 /* Products of x[T, k] with all weights; the first one's become keys: normed and rotated. */
@@ -38,9 +19,14 @@ int dockyard_keys(const struct weight *weights, int32_t count, const float *x, i
     const int64_t d = weights[0].rows;
     if (d % LANES != 0) return -1;
     const int status = dockyard_linear(weights, count, x, rows, k, threads);
-    for (int64_t r = 0; r < rows && status == 0; r++)
-        norm_row(weights[0].out + r * d, norm, eps, d, 0, weights[0].out + r * d);
-    if (status == 0) dockyard_rotate(weights[0].out, rows, 1, d, angles);
+    const int64_t turned = angles->channels;
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * d > WORTH_A_THREAD)
+    for (int64_t r = 0; r < rows; r++) {
+        float *key = weights[0].out + r * d;
+        if (status != 0) continue;
+        norm_row(key, norm, eps, d, key);
+        rotate_row(key, 1, d, angles->cos + r * turned, angles->sin + r * turned, turned);
+    }
     return status;
 }
 
@@ -48,7 +34,7 @@ static void finish_queries(const struct queries *q, int64_t row, const struct an
     const float *cos = a->cos + row * a->channels, *sin = a->sin + row * a->channels;
     float *own = q->query.out + row * q->query.rows;
     for (int64_t at = 0; q->head_norm != NULL && at < q->query.rows; at += q->d)
-        norm_row(own + at, q->head_norm, q->eps, q->d, 0, own + at);
+        norm_row(own + at, q->head_norm, q->eps, q->d, own + at);
     rotate_row(own, q->query.rows / q->d, q->d, cos, sin, a->channels);
     for (int64_t i = 0; i < q->head_weights.rows; i++) q->head_weights.out[row * q->head_weights.rows + i] *= q->index_scale;
     if (q->index_query.rows > 0)
@@ -67,8 +53,13 @@ int dockyard_queries(const struct queries *q, const float *x, int64_t rows, cons
     struct weight first[] = {q->latent, q->head_weights}, second[] = {q->query, q->index_query};
     first[0].out = latents;
     int status = dockyard_linear(first, q->head_weights.rows > 0 ? 2 : 1, x, rows, q->columns, threads);
-    for (int64_t r = 0; r < rows && status == 0; r++)
-        norm_row(latents + r * rank, q->norm, q->eps, rank, padding, normed + r * q->latent_columns);
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * rank > WORTH_A_THREAD)
+    for (int64_t r = 0; r < rows; r++) {
+        float *latent = normed + r * q->latent_columns;
+        if (status != 0) continue;
+        norm_row(latents + r * rank, q->norm, q->eps, rank, latent);
+        memset(latent + rank, 0, (size_t)padding * sizeof(float));
+    }
     if (status == 0)
         status = dockyard_linear(second, q->index_query.rows > 0 ? 2 : 1, normed, rows, q->latent_columns, threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows > 4)

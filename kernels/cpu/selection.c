@@ -30,7 +30,7 @@ static float kth_largest(float *v, int64_t n, int64_t k) {
 void largest(const float *scores, int64_t count, int64_t k, float *scratch, int64_t *positions) {
     int64_t found = 0, room = k;
     float least = -INFINITY;
-    if (k < count) {
+    if (0 < k && k < count) {
         for (int64_t i = 0; i < count; i++) scratch[i] = without_nan(scores[i]);
         least = kth_largest(scratch, count, k);
         for (int64_t i = 0; i < count; i++) room -= scores[i] > least;

@@ -4,8 +4,9 @@
 #include <stdint.h>
 
 /* The numbers that GGML gives to its types, and of those that it does not have. */
-enum format { F32 = 0, Q4_1 = 3, Q8_0 = 8, BF16 = 30, MXFP4 = 39, MXFP8 = 1000, MXINT8 = 1001 };
-enum { BLOCK = 32 }; /* weights that share a scale */
+enum format { F32 = 0, Q4_1 = 3, Q8_0 = 8, BF16 = 30, MXFP4 = 39, MXFP8 = 1000 };
+/* The build defines what Python has too (kernels/cpu/build.py): BLOCK, the weights that share a scale, of which
+ * columns are a multiple; MAX_COLUMNS of a product in floats; MAX_HEAD channels; MAX_STREAMS. */
 
 struct weight {
     const uint8_t *data; /* N rows of row_bytes, or packed: groups of 32 rows, 32 * row_bytes each */
@@ -17,7 +18,7 @@ struct weight {
 };
 
 /* One weight times m rows of its own. Rows of x are x_stride floats apart, those of weight.out out_stride.
- * k is a multiple of 32, and at most 16,384 where the weight is not packed. */
+ * k is a multiple of BLOCK, and at most MAX_COLUMNS where the weight is not packed. */
 struct product {
     struct weight weight;
     const float *x;

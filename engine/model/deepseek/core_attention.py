@@ -17,7 +17,7 @@ from kernels.fused import LANES, EntrySource
 from kernels.operations import Operations
 
 _GATHERED = 1 << 23  # float32 values gathered at a time: 32 MiB
-_LANES = 16  # of which a row's number of entries is a multiple
+_PLACES = 16  # of which a row's number of entries is a multiple: softmax's vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,5 +87,5 @@ def _joined(entries: Sequence[Entries]) -> tuple[Tensor, Tensor]:
         indices.append(torch.where(more.index > 0, more.index + before, 0))
         before += more.pool.shape[0]
     width = sum(index.shape[1] for index in indices)
-    indices.append(indices[0].new_zeros(indices[0].shape[0], _LANES - width % _LANES))
+    indices.append(indices[0].new_zeros(indices[0].shape[0], _PLACES - width % _PLACES))
     return torch.cat(pools) if len(pools) > 1 else pools[0], torch.cat(indices, 1)

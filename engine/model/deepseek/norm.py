@@ -6,9 +6,8 @@ from torch import Tensor
 
 from engine import numerics
 from engine.model.tensor_source import TensorSource
+from kernels.fused import LANES
 from kernels.operations import Operations
-
-_LANES = 16  # channels of which the C kernel takes multiples
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +20,6 @@ class RmsNorm:
         return cls(source.take(f"{name}.weight", (channels,)), eps)
 
     def __call__(self, operations: Operations, x_TK: Tensor) -> Tensor:
-        if x_TK.shape[1] % _LANES == 0:
+        if x_TK.shape[1] % LANES == 0:
             return operations.rms_norm(x_TK.contiguous(), self.weight, self.eps)
         return x_TK * (numerics.mean_square(x_TK) + self.eps).rsqrt() * self.weight

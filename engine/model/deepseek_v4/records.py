@@ -55,7 +55,9 @@ class SplitRecord:
 
     def encode(self, x: Tensor) -> Tensor:
         codes, scales = _to_fp8(x[..., : self.plain], FP8_GROUP)
-        rotary = x[..., self.plain :].to(torch.bfloat16).contiguous().view(torch.uint8)
+        tail = x[..., self.plain :]
+        narrow = tail.to(torch.bfloat16).masked_fill_(tail.isnan(), torch.nan)  # one NaN of the many
+        rotary = narrow.contiguous().view(torch.uint8)
         used = torch.cat((codes, rotary, scales), -1)
         return torch.nn.functional.pad(used, (0, self.width - used.shape[-1]))
 

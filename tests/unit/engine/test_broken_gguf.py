@@ -114,7 +114,7 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
         ({"llama.attention.head_count_kv": 3}, "head_count_kv"),
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8, expected a multiple of 16"),
         ({"llama.embedding_length": 80}, "embedding_length is 80, expected a multiple of 32"),
-        ({"llama.feed_forward_length": 16_416}, "feed_forward_length is 16416, expected .* up to 16384"),
+        ({"llama.feed_forward_length": 65_568}, "feed_forward_length is 65568, expected .* up to 65536"),
         (
             {"llama.attention.head_count": 1, "llama.attention.head_count_kv": 1},
             "head_count .* is 16, expected",

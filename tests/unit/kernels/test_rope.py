@@ -1,10 +1,11 @@
 import cmath
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.rope import rope
+from kernels.rope import rope, rope_frequencies
 
 
 def test_adjacent_pairs_turn_as_complex_numbers():
@@ -17,6 +18,17 @@ def test_adjacent_pairs_turn_as_complex_numbers():
             turned = before * cmath.exp(1j * position * theta ** (-2 * pair / head_dim))
             after = complex(*out[0, head, 2 * pair : 2 * pair + 2].tolist())
             assert abs(after - turned) < 1e-5
+
+
+@pytest.mark.parametrize("position", [31_999, 131_071, 1_048_575])
+def test_far_positions_turn_by_exact_angles(position):
+    """A float32 angle would be off by 1e-3 and more."""
+    frequencies = rope_frequencies(64, 1e5, torch.device("cpu")).tolist()
+    x = torch.randn(1, 1, 64)
+    out = rope(x, torch.tensor([position]), 1e5)
+    for pair, frequency in enumerate(frequencies):
+        turned = complex(*x[0, 0, 2 * pair :][:2].tolist()) * cmath.exp(1j * position * frequency)
+        assert abs(complex(*out[0, 0, 2 * pair :][:2].tolist()) - turned) < 1e-6
 
 
 def test_position_zero_changes_nothing():

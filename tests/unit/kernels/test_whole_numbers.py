@@ -34,6 +34,7 @@ def largest_powers(values: Tensor) -> Tensor:
 def test_released_experts_stay_as_they_are(seed: int, spread: float) -> None:
     values = released(values_of(seed, spread=spread), "I8", (1, 32))
     weight = whole_numbers(values)
+    assert weight is not None
     assert weight.format == "mxfp4"
     assert weight.data.shape == (40, 51)
     assert torch.equal(dequantize(weight), values)
@@ -45,6 +46,7 @@ def test_any_codes_under_any_scale_are_held(codes: list[int], exponent: int) -> 
     """A release need not have the least scale that its codes allow."""
     values = E2M1[torch.tensor([codes])].float() * 2.0**exponent
     weight = whole_numbers(values)
+    assert weight is not None
     assert weight.format == "mxfp4"
     assert torch.equal(dequantize(weight), values)
 
@@ -56,6 +58,7 @@ def test_released_dense_weights_stay_as_they_are_but_for_the_smallest(
 ) -> None:
     values = released(values_of(seed), "F8_E4M3", block)
     weight, power = whole_numbers(values), largest_powers(values)
+    assert weight is not None
     found, held = dequantize(weight), values.abs() >= power / 128
     assert weight.format == "mxfp8"
     assert weight.data.shape == (40, 99)
@@ -64,31 +67,26 @@ def test_released_dense_weights_stay_as_they_are_but_for_the_smallest(
     assert float(held.float().mean()) > 0.9
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_other_values_are_rounded_to_a_64th_of_a_power(seed: int) -> None:
-    values = values_of(seed)
-    weight, power = whole_numbers(values), largest_powers(values)
-    assert weight.format == "mxint8"
-    # The largest value may lie half a step above 127.
-    assert bool(((dequantize(weight) - values).abs() <= power / 64).all())
-    inner = values.abs() < 1.98 * power
-    assert bool(((dequantize(weight) - values).abs() <= power / 128)[inner].all())
+def test_matrices_of_16_and_32_bits_stay_what_they_are(seed: int, dtype: torch.dtype) -> None:
+    """Whole numbers would round them."""
+    assert whole_numbers(values_of(seed).to(dtype).float()) is None
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, 0.3, -1e-38, 1e-44, 3e38, -6.0])
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.375, 2.0**-126, -(2.0**-124), 1.5 * 2.0**127, -6.0])
 def test_single_values_at_both_ends_of_float32(value: float) -> None:
     values = torch.zeros(2, 64)
     values[1, 40] = value
-    found = dequantize(whole_numbers(values))
-    assert torch.equal(found[0], values[0])
-    torch.testing.assert_close(found, values, rtol=1 / 128, atol=1e-38)
+    weight = whole_numbers(values)
+    assert weight is not None
+    torch.testing.assert_close(dequantize(weight), values, rtol=0, atol=2.0**-126)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_not_a_number_stays_seen(value: float) -> None:
-    values = values_of(0)
+def test_what_is_not_a_number_has_no_whole_one(value: float) -> None:
+    values = released(values_of(0), "I8", (1, 32))
+    assert whole_numbers(values) is not None
     values[3, 5] = value
-    weight = whole_numbers(values)
-    assert weight.format == "f32"
-    assert torch.equal(weight.data.isfinite(), values.isfinite())
+    assert whole_numbers(values) is None

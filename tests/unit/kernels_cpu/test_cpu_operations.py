@@ -1,5 +1,7 @@
 """The C library: a row's bits depend on nothing but that row, and agree with PyTorch's to 1e-4."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from torch import Tensor
 from kernels.cpu import build as build_module
 from kernels.cpu.build import build, library_path
 from kernels.cpu.operations import CpuOperations
-from kernels.operations import Rope, Rows, Weight, WeightFormat, select_operations
+from kernels.operations import MAX_COLUMNS, Rope, Rows, Weight, WeightFormat, select_operations
 from kernels.torch_operations import TorchOperations, dequantize
 from protocol.errors import MissingCapability
 
@@ -99,7 +101,7 @@ def test_silu_stands_extreme_values(operations: CpuOperations) -> None:
     torch.testing.assert_close(result, torch.nn.functional.silu(gate), rtol=1e-5, atol=1e-30)
 
 
-@pytest.mark.parametrize("columns", [31, 33, 16416])
+@pytest.mark.parametrize("columns", [31, 33, MAX_COLUMNS + 32])
 def test_columns_that_the_kernel_cannot_take_are_refused(operations: CpuOperations, columns: int) -> None:
     x, w = torch.zeros(1, columns), Weight(torch.zeros(4, columns), 4, columns, "f32")
     with pytest.raises(ValueError, match=f"{columns} columns"):
@@ -222,7 +224,7 @@ def test_what_lies_outside_a_table_never_reaches_c(operations):
     rope = Rope.of(10_000.0, 32, 8)
     x = torch.zeros(1, 2, 32)
     for position in (8, -1):
-        with pytest.raises(AssertionError):
+        with pytest.raises(ValueError, match="positions"):
             operations.rope_(x, rope, torch.tensor([position]))
     cache = torch.zeros(2, 2, 4, 1, 32)
 
@@ -232,6 +234,113 @@ def test_what_lies_outside_a_table_never_reaches_c(operations):
 
     k = torch.zeros(1, 1, 32)
     operations.store_kv(cache, rows(7, 0, 1), k, k)
-    for outside in (rows(8, 0, 1), rows(0, 1, 1), rows(7, 0, 2), rows(7, 0, -1)):
-        with pytest.raises(AssertionError):
+    for name, outside in (
+        ("positions", rows(8, 0, 1)), ("sequences", rows(0, 1, 1)), ("tables", rows(7, 0, 2)),
+        ("tables", rows(7, 0, -1)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=name):
             operations.store_kv(cache, outside, k, k)
+    with pytest.raises(ValueError, match=r"ids: -1\.\.3 are not all in 0\.\.7"):
+        operations.gather(weight("f32", 8, 32), torch.tensor([3, -1]))
+
+
+def test_rope_far_away_is_the_reference(operations: CpuOperations) -> None:
+    rope, positions = Rope.of(100_000.0, D, 131_072), torch.tensor([7, 8191, 31_999, 131_071])
+    turned = rows_of(4, HEADS * D).view(4, HEADS, D)
+    expected = turned.clone()
+    operations.rope_(turned, rope, positions)
+    TorchOperations().rope_(expected, rope, positions)
+    torch.testing.assert_close(turned, expected, rtol=1e-6, atol=1e-6)
+
+
+# ---------------------------------------------------------------- operands that C would misread
+WIDE = rows_of(8, 128)
+EVERY_SECOND = torch.arange(16)[::2]
+CACHE, K = torch.zeros(2, 2, 4, 2, 32), torch.zeros(8, 2, 32)
+PLACES = (torch.zeros(8, dtype=torch.int64), torch.zeros(8, dtype=torch.int64), torch.zeros(1, 1).int())
+ROPE = Rope.of(10_000.0, 32, 20)
+
+
+def swapped(which: int, other: Tensor) -> Rows:
+    return Rows(*(other if place == which else PLACES[place] for place in range(3)))
+
+
+MISREAD: dict[str, tuple[str, Callable[[CpuOperations], object]]] = {
+    "columns of a weight": (
+        "weight",
+        lambda ops: ops.linear(WIDE[:, :64], [Weight(WIDE[:, :64], 8, 64, "f32")]),
+    ),
+    "a weight of other rows": ("weight", lambda ops: ops.linear(WIDE, [Weight(WIDE, 9, 128, "f32")])),
+    "a weight of doubles": ("weight", lambda ops: ops.linear(WIDE, [Weight(WIDE.double(), 8, 128, "f32")])),
+    "rows of doubles": ("x", lambda ops: ops.linear(WIDE.double(), [weight("f32", 8, 128)])),
+    "columns of a table": ("table", lambda ops: ops.gather(Weight(WIDE[:, ::2], 8, 64, "f32"), PLACES[0])),
+    "ids of int32": ("ids", lambda ops: ops.gather(Weight(WIDE, 8, 128, "f32"), PLACES[0].int())),
+    "ids apart": ("ids", lambda ops: ops.gather(Weight(WIDE, 8, 128, "f32"), EVERY_SECOND)),
+    "half a gate": ("gate", lambda ops: ops.silu_mul(*WIDE.chunk(2, 1))),
+    "half an up": ("up", lambda ops: ops.silu_mul(WIDE[:, :64].contiguous(), WIDE[:, 64:])),
+    "an up of 16 bits": ("up", lambda ops: ops.silu_mul(WIDE, WIDE.half())),
+    "half a row": ("x", lambda ops: ops.rms_norm(WIDE[:, :64], torch.ones(64), 1e-5)),
+    "a norm apart": ("weight", lambda ops: ops.rms_norm(WIDE, torch.ones(256)[::2], 1e-5)),
+    "a norm of bfloat16": ("weight", lambda ops: ops.rms_norm(WIDE, torch.ones(128).bfloat16(), 1e-5)),
+    "heads of a wider row": ("x", lambda ops: ops.rope_(WIDE.view(8, 2, 64)[..., :32], ROPE, PLACES[0])),
+    "positions of int32": ("positions", lambda ops: ops.rope_(WIDE.view(8, 4, 32), ROPE, PLACES[0].int())),
+    "positions apart": ("positions", lambda ops: ops.rope_(WIDE.view(8, 4, 32), ROPE, EVERY_SECOND)),
+    "another table": ("rope.table", lambda ops: ops.rope_(WIDE.view(8, 2, 64), ROPE, PLACES[0])),
+    "keys of a wider row": (
+        "k",
+        lambda ops: ops.store_kv(CACHE, Rows(*PLACES), K.repeat(1, 2, 1)[:, ::2], K),
+    ),
+    "values of doubles": ("v", lambda ops: ops.store_kv(CACHE, Rows(*PLACES), K, K.double())),
+    "half a cache": ("cache", lambda ops: ops.store_kv(CACHE[:, :, ::2], Rows(*PLACES), K, K)),
+    "tables of int64": ("tables", lambda ops: ops.store_kv(CACHE, swapped(2, PLACES[2].long()), K, K)),
+    "tables apart": (
+        "tables",
+        lambda ops: ops.store_kv(CACHE, swapped(2, torch.zeros(3, 4).int()[:, ::2]), K, K),
+    ),
+    "sequences of int32": ("sequences", lambda ops: ops.store_kv(CACHE, swapped(1, PLACES[0].int()), K, K)),
+    "fewer sequences": ("sequences", lambda ops: ops.store_kv(CACHE, swapped(1, PLACES[0][:7]), K, K)),
+    "query positions apart": (
+        "positions",
+        lambda ops: ops.paged_attention(K, CACHE, swapped(0, EVERY_SECOND), 1.0),
+    ),
+    "queries apart": (
+        "q",
+        lambda ops: ops.paged_attention(K.repeat(1, 2, 1)[:, ::2], CACHE, Rows(*PLACES), 1.0),
+    ),
+    "queries of 16 bits": ("q", lambda ops: ops.paged_attention(K.half(), CACHE, Rows(*PLACES), 1.0)),
+    "a cache of doubles": ("cache", lambda ops: ops.paged_attention(K, CACHE.double(), Rows(*PLACES), 1.0)),
+    "uneven heads": (
+        "heads",
+        lambda ops: ops.paged_attention(torch.zeros(8, 3, 32), CACHE, Rows(*PLACES), 1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISREAD)
+def test_what_c_would_misread_is_refused_by_name(operations: CpuOperations, case: str) -> None:
+    name, call = MISREAD[case]
+    with pytest.raises(ValueError, match=f"^{name}"):
+        call(operations)
+
+
+def test_rows_that_lie_apart_are_multiplied_as_they_are(operations: CpuOperations) -> None:
+    """`linear` alone takes them, by a copy."""
+    w = weight("f32", 8, 64)
+    assert torch.equal(
+        operations.linear(WIDE[:, :64], [w])[0], operations.linear(WIDE[:, :64].clone(), [w])[0]
+    )
+
+
+def test_checks_hold_without_assertions(cpu_library: Path) -> None:
+    """`python -O` leaves assertions out."""
+    program = """
+import torch
+from kernels.cpu.operations import CpuOperations
+assert False
+try:
+    CpuOperations(1).silu_mul(*torch.zeros(8, 128).chunk(2, 1))
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-O", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("gate: torch.float32 [8, 64], not contiguous")

@@ -58,12 +58,15 @@ class Tables(RandomTensors):
 
     narrow: bool = False
     experts_in_fp4: bool = False
+    in_fp8: bool = False
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name.endswith("tid2eid"):
             chosen = torch.rand(shape[0], SHAPE.n_routed_experts, generator=torch.Generator().manual_seed(3))
             return chosen.argsort(1)[:, : shape[1]].float()
         values = super().take(name, shape)
+        if self.in_fp8 and "gate.weight" not in name and values.dim() == 2:
+            values = (values / 8).to(torch.float8_e4m3fn).float() * 8
         if self.experts_in_fp4 and ".experts." in name:
             return values.sign() * (values.abs() * 8).round().clamp(max=4) / 4
         return values.bfloat16().float() if self.narrow else values
@@ -189,11 +192,11 @@ IN_WHOLE_NUMBERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("experts_in_fp4", [False, True], ids=["MXINT8", "MXFP4"])
+@pytest.mark.parametrize("experts_in_fp4", [False, True], ids=["MXFP8", "MXFP4"])
 @pytest.mark.parametrize("name", IN_WHOLE_NUMBERS)
 @torch.inference_mode()
 def test_one_call_in_whole_numbers_agrees_with_pytorch_and_a_row_with_itself(library, name, experts_in_fp4):
-    source = Tables(experts_in_fp4=experts_in_fp4)
+    source = Tables(experts_in_fp4=experts_in_fp4, in_fp8=True)
     two, one = (CpuOperations(threads, "fast", library=library) for threads in (2, 1))
     run = CALLS[name](source, two)
     together, plain = run(two, slice(0, ROWS)), TorchOperations("fast")
@@ -245,8 +248,32 @@ def test_records_have_the_bytes_and_values_of_their_definition(library, record):
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("record", RECORDS, ids=repr)
+def test_what_is_not_a_number_stays_seen_in_records(library, record):
+    """A NaN takes its group with it, and nothing else; what is infinite becomes the largest that there is."""
+    ops, x = CpuOperations(2, library=library), _randn(4, record.channels)
+    clean = decode(ops, record, encode(ops, record, x))
+    x[0, 5], x[1, 5], x[2, 5] = torch.nan, torch.inf, -torch.inf
+    x[3, -1] = -torch.nan
+    stored = encode(ops, record, x)
+    assert torch.equal(stored, record.encode(x))
+    found = decode(ops, record, stored)
+    torch.testing.assert_close(found, record.decode(stored), rtol=0, atol=0, equal_nan=True)
+    coded, layout = record.layout.channels, record.layout
+    taken = torch.zeros(4, record.channels, dtype=torch.bool)
+    taken[0, : layout.group] = True
+    taken[3, -layout.group if not layout.rotary else -1 :] = True
+    assert torch.equal(found.isnan(), taken)
+    assert torch.equal(found[:, layout.group : coded][~taken[:, layout.group : coded]],
+                       clean[:, layout.group : coded][~taken[:, layout.group : coded]])  # fmt: skip
+    assert float(found[1, 5]) == -float(found[2, 5]) == float(found[1].max()) >= 448
+    if layout.rotary:
+        x[3, -1], x[3, -2] = torch.inf, -torch.inf
+        assert decode(ops, record, encode(ops, record, x))[3, -2:].tolist() == [-torch.inf, torch.inf]
+
+
 @pytest.mark.parametrize("count", [1, 7, 64, 1000])
-@pytest.mark.parametrize("k", [1, 6, 64])
+@pytest.mark.parametrize("k", [0, 1, 6, 64])
 def test_the_largest_with_ties(library, count, k):
     scores = _randn(9, count).mul(2).round()
     scores[0, ::2] = -torch.inf
@@ -263,6 +290,64 @@ def test_what_does_not_exist_is_refused(library):
     q, store = _randn(1, 2, 48), _randn(10, 48)
     with pytest.raises(ValueError, match="outside"):
         ops.attend(q, [EntrySource(store, torch.tensor([[10]]), 0)], _randn(2), 0.1, None)
+    table = torch.arange(10)
+    with pytest.raises(ValueError, match="outside"):
+        ops.attend(q, [EntrySource(store, table, 0, torch.tensor([11]))], _randn(2), 0.1, None)
+    with pytest.raises(ValueError, match="k is negative"):
+        ops.top_k(_randn(2, 5), -1)
     mixture = MixtureOfExperts(SHAPE, Tables(), TorchOperations(), "ffn", experts=9, experts_per_row=3)
     with pytest.raises(ValueError, match="numbers"):
         mixture(CpuOperations(1, library=library), torch.full((1, 80), torch.nan), None)
+
+
+def test_what_c_would_misread_is_refused_by_name(library):
+    ops, angles = CpuOperations(1, library=library).fused, Angles(_randn(3, 16), _randn(3, 16))
+    q, store, sinks = _randn(3, 2, 48), _randn(10, 48), _randn(2)
+    index = torch.zeros(3, 5, dtype=torch.int64)
+    streams, post, mix = _randn(3, 9, 16), _randn(3, 9), _randn(3, 9, 9)
+    with pytest.raises(ValueError, match="9 streams; the kernel takes 1 to 8"):
+        ops.spread(streams, _randn(3, 16), post, mix)
+    with pytest.raises(ValueError, match="post: "):
+        ops.spread(streams[:, :4].contiguous(), _randn(3, 16), post[:, :4], mix[:, :4, :4].contiguous())
+    calls = {
+        "q": (q.double(), EntrySource(store, index, 0), None),
+        "pool": (q, EntrySource(store.double(), index, 0), None),
+        "index": (q, EntrySource(store, index.int(), 0), None),
+        "counts": (q, EntrySource(store, index[0], 0, torch.ones(3).int()), None),
+        "rotation: 16 channels of 3 rows, for 2": (q[:2], EntrySource(store, index[:2], 0), angles),
+    }
+    for name, (rows, entries, rotation) in calls.items():
+        with pytest.raises(ValueError, match=f"^{name}"):
+            ops.attend(rows, [entries], sinks, 0.1, rotation)
+    for name, arguments in {
+        "weights": (q, _randn(3, 4)[:, ::2], store, index[0], index[0, :3]),
+        "keys": (q, _randn(3, 2), store, index[0].int(), index[0, :3]),
+        "visible": (q, _randn(3, 2), store, index[0], index[0, :2]),
+    }.items():
+        with pytest.raises(ValueError, match=f"^{name}"):
+            ops.index_scores(*arguments)
+
+
+def test_more_rotary_channels_than_an_index_head_has_are_refused(library):
+    """C would turn the head before, too."""
+    shape, ops = replace_shape(index_head_dim=8), CpuOperations(1, library=library)
+    queries = Queries(shape, Tables(), ops, "a", indexed=True)
+    with pytest.raises(ValueError, match="16 channels of 3 rows, for 3 rows of heads of 8 channels"):
+        queries(ops, _randn(3, 80), Angles(_randn(3, 16), _randn(3, 16)))
+
+
+@torch.inference_mode()
+def test_a_site_of_the_released_width_is_one_call(library):
+    """Four streams of 5,120 channels are 20,480 columns."""
+    shape, ops = replace_shape(hidden_size=5120), CpuOperations(2, library=library)
+    source = Tables()
+    site = HyperConnection(shape, source, "s", RmsNorm.take(source, "norm", 5120, 1e-6))
+    assert site._site is not None
+    x, premix = _randn(3, 4, 5120), _randn(3, 4)
+    (ours, normed), (found, expected) = (site.enter(o, x, premix) for o in (ops, TorchOperations()))
+    torch.testing.assert_close(normed, expected, rtol=2e-5, atol=2e-5)
+    for name in ("pre", "post", "mix"):
+        torch.testing.assert_close(getattr(ours, name), getattr(found, name), rtol=2e-5, atol=2e-5)
+    alone = site.enter(ops, x[1:2].clone(), premix[1:2].clone())
+    assert torch.equal(alone[0].mix, ours.mix[1:2])
+    assert torch.equal(alone[1], normed[1:2])
