@@ -92,4 +92,4 @@ def test_servers_and_clients_meet_on_the_loopback(box: Sandbox):
 
 def test_buffers_of_a_connection_are_small(box: Sandbox):
     for name in ("tcp_rmem", "tcp_wmem"):
-        assert box.files.read(f"/proc/sys/net/ipv4/{name}").split()[-1] == b"65536"
+        assert box.commands.run(f"cat /proc/sys/net/ipv4/{name}").stdout.split()[-1] == "65536"
