@@ -6,6 +6,7 @@ import errno
 import os
 import posixpath
 import stat
+import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ from sandbox.wire import MAX_CHUNK_BYTES, Frame, Kind, Trouble, decode_done
 
 MIB = 1 << 20
 MAX_DEPTH = 128
+REMOVE_PATIENCE_S = 60.0
 WORKDIR = "/workspace"
 # Of an entry that was something else when its directory was read: removed, or swapped for a directory, a
 # file, a link to itself or a FIFO.
@@ -174,11 +176,15 @@ class Files:
             missing.pop()
 
     def remove(self, path: str) -> None:
-        """Removes a file, a link, or a directory with all that is in it. FileMissing when there is none."""
+        """Removes a file, a link, or a directory with all that is in it. FileMissing when there is none.
+        FileError EBUSY after a minute: it is very large, or what runs fills it as fast as it is emptied."""
         place = _absolute(path)
         if place == "/":
             raise InvalidArgument("path='/' cannot be removed", hint="name what is in it")
-        self._ask(Kind.REMOVE, place)
+        give_up_s = time.monotonic() + REMOVE_PATIENCE_S
+        while not self._is_removed(place):
+            if time.monotonic() > give_up_s:
+                raise _file_error(errno.EBUSY, place)
 
     def upload_dir(self, host_dir: Path | str, path: str, *, max_bytes: int = 256 * MIB) -> int:
         """Copies regular files and directories of `host_dir` into `path`; the number of files. Links and
@@ -246,6 +252,16 @@ class Files:
                 yield name, entry
                 if entry.type == "dir":
                     pending.append(name)
+
+    def _is_removed(self, place: str) -> bool:
+        """Init does some of it at a time, or it would serve nobody else meanwhile."""
+        try:
+            self._ask(Kind.REMOVE, place)
+        except FileError as error:
+            if error.errno == Trouble.UNFINISHED:
+                return False
+            raise
+        return True
 
     def _is_directory(self, place: str) -> bool:
         """Links followed."""

@@ -53,6 +53,7 @@ class Trouble(IntEnum):
     NOT_REGULAR = 1001
     TOO_DEEP = 1002
     BAD_MESSAGE = 1003
+    UNFINISHED = 1004
     SPEAKS = 2001  # of the owner's own finding: see `entries.speaks`
 
 

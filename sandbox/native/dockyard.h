@@ -33,7 +33,7 @@ enum kind {
     OPEN = 3,   /* first: flags of open(2); path. DONE, with a descriptor */
     WRITE = 4,  /* first: append or not, second: mode; path, descriptor of the content. DONE */
     MKDIR = 5,  /* path. DONE */
-    REMOVE = 6, /* path, whole trees too. DONE */
+    REMOVE = 6, /* path, whole trees too. DONE; UNFINISHED when it is to be sent again: init serves others too */
     /* init to host */
     HELLO = 64,    /* first: WIRE_VERSION */
     DONE = 65,     /* first: errno, 0 = success; above 1000 an enum trouble */
@@ -43,7 +43,7 @@ enum kind {
 
 enum exec_flag { EXEC_STDIN = 1, EXEC_TERMINAL = 2 };
 enum ending { ENDED_EXIT = 0, ENDED_SIGNAL = 1, FAILED_CHDIR = 2, FAILED_EXEC = 3, FAILED_START = 4, MINDER_DIED = 5 };
-enum trouble { NOT_REGULAR = 1001, TOO_DEEP = 1002, BAD_MESSAGE = 1003 };
+enum trouble { NOT_REGULAR = 1001, TOO_DEEP = 1002, BAD_MESSAGE = 1003, UNFINISHED = 1004 };
 
 struct message {
     uint32_t id, kind, first, second;

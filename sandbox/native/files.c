@@ -5,9 +5,9 @@
 
 #include <sys/sendfile.h>
 
-enum { MAX_DEPTH = 128, MAX_ROUNDS = 100, MOST_AT_ONCE = 1 << 30 };
+enum { MAX_DEPTH = 128, MAX_ROUNDS = 100, MAX_STEPS = 1000, MOST_AT_ONCE = 1 << 30 };
 
-static uint32_t num_moved; /* directories, by the removal under way */
+static uint32_t num_moved, steps_left; /* directories, and entries to look at, by the removal under way */
 
 static uint32_t write_file(const struct message *call, int content) {
     struct stat info;
@@ -36,6 +36,8 @@ static int move_up(int at, const char *name, int top) {
 
 /* 0 or an errno. What changes meanwhile is left for the next round: the directory around it is not empty then. */
 static int remove_entry(int at, const char *name, int top, int depth) {
+    if (!steps_left) return UNFINISHED; /* what runs may fill it as fast as it is emptied */
+    steps_left--;
     if (!unlinkat(at, name, 0) || (errno == EISDIR && !unlinkat(at, name, AT_REMOVEDIR))) return 0;
     if (errno != ENOTEMPTY) return errno;
     if (depth == MAX_DEPTH) return move_up(at, name, top);
@@ -53,6 +55,7 @@ static int remove_entry(int at, const char *name, int top, int depth) {
 
 static int remove_tree(const char *path) {
     int error = ENOTEMPTY;
+    steps_left = MAX_STEPS;
     for (int round = 0; round < MAX_ROUNDS && error == ENOTEMPTY;) {
         uint32_t before = num_moved;
         error = remove_entry(AT_FDCWD, path, -1, 0);

@@ -1,6 +1,8 @@
 """Files: done inside, so nothing on the host is ever in reach."""
 
+import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -215,3 +217,32 @@ def test_names_that_are_no_utf8(box: Sandbox):
     assert os.fsencode(entry.name) == b"\xff\xfe"
     box.files.write(entry.name, b"1")
     assert box.files.download_dir(".").files == {entry.name: b"1"}
+
+
+FILL = """
+import itertools, os, sys
+for number in itertools.count():
+    try:
+        os.makedirs("/workspace/d", exist_ok=True)
+        os.close(os.open(f"/workspace/d/{sys.argv[1]}-{number}", os.O_CREAT))
+    except OSError:
+        pass
+"""
+
+
+def test_what_is_filled_as_it_is_emptied_holds_nobody_up(box: Sandbox, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sandbox.files.REMOVE_PATIENCE_S", 2.0)
+    box.files.make_dir("d")
+    fillers = [box.commands.start(["python3", "-c", FILL, str(number)]) for number in range(3)]
+    with ThreadPoolExecutor(1) as pool:
+        removed = pool.submit(box.files.remove, "d")
+        assert box.commands.run("echo on", timeout_s=60).stdout == "on\n"
+        error = removed.exception(60)
+    assert error is None or (isinstance(error, FileError) and error.errno == errno.EBUSY)
+    for filler in fillers:
+        filler.kill()
+        filler.wait()
+    monkeypatch.undo()
+    with suppress(FileMissing):
+        box.files.remove("d")
+    assert not box.files.exists("d")
