@@ -75,8 +75,8 @@ class Sequence:
 
     @property
     def id(self) -> str:
-        """The request's; of further outputs with their number."""
-        return f"{self.request.id}#{self.choice}" if self.choice else self.request.id
+        """The request's; of further outputs with their number, behind what no client's id has."""
+        return f"{self.request.id}\0{self.choice}" if self.choice else self.request.id
 
     @property
     def sampling(self) -> SamplingParams:

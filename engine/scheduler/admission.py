@@ -20,7 +20,11 @@ class Admission:
     known: tuple[tuple[bytes, KvPayload | None], ...]
     windows: KvPayload | None
     num_needed: int  # new blocks
-    num_free: int  # of the shared ones, blocks that nobody holds
+
+    def fits(self, pool: BlockPool) -> bool:
+        """Whether the new blocks are to be had beside the shared ones, which may be free themselves."""
+        num_free = sum(pool.count_known((key,))[1] for key, payload in self.known if payload is None)
+        return self.num_needed <= pool.num_available - num_free
 
 
 def plan_admission(
@@ -31,7 +35,7 @@ def plan_admission(
     if sequence.num_incoming:
         bounds = replace(sequence.passes[-1].bounds, start=sequence.num_incoming)
         start = Start((Pass(bounds),), sequence.resumed or (), 0, 0)
-        return Admission(start, (), (), None, total, 0)
+        return Admission(start, (), (), None, total)
 
     # What is found is taken at once: it may be gone a moment later, and stays whole as long as we have it.
     found: dict[bytes, KvPayload | None] = {}
@@ -60,7 +64,5 @@ def plan_admission(
     else:
         start = next_start(rules, prompt, num_known, sequence.resumed, kept_windows)
     known = tuple((key, found[key]) for key in path.keys[: start.num_known // size])
-    resident = [key for key, payload in known if payload is None]
-    num_free = sum(pool.count_known((key,))[1] for key in resident)
-    needed = total - len(resident)
-    return Admission(start, path.resumed, known, windows.get(start.windows_at), needed, num_free)
+    needed = total - sum(payload is None for _, payload in known)
+    return Admission(start, path.resumed, known, windows.get(start.windows_at), needed)

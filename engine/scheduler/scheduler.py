@@ -252,8 +252,11 @@ class Scheduler:
     # ------------------------------------------------------------------ who gets blocks
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its known prefix, blocks for all its tokens and a slot, and let it run."""
+        lower = self._lower(sequence)
+        if not self._slots and not lower:
+            return False
         admission = plan_admission(sequence, self._root(sequence), self._pool, self._rules, self._kept)
-        if not self._fits(admission) and not self._make_way(sequence, admission):
+        if not self._fits(admission) and not self._make_way(lower, admission):
             return False
         self.waiting.remove(sequence)
         self._take(sequence, admission)
@@ -261,7 +264,7 @@ class Scheduler:
         return True
 
     def _fits(self, admission: Admission) -> bool:
-        return bool(self._slots) and admission.num_needed <= self._pool.num_available - admission.num_free
+        return bool(self._slots) and admission.fits(self._pool)
 
     def _take(self, sequence: Sequence, admission: Admission) -> None:
         start, pool = admission.start, self._pool
@@ -299,14 +302,16 @@ class Scheduler:
         counts.replayed_resumes += sequence.resumed is None and len(start.resumed) > len(admission.path)
         counts.rebuilt += len(start.passes) > 1
 
-    def _make_way(self, head: Sequence, admission: Admission) -> bool:
-        """Preempt sequences of less priority for the first in the queue, if that makes room for it."""
-        starve = self._limits.starvation_ns
-        lower = [s for s in self.running if outranks(head, s, self._now_ns, starve)]
-        lower.sort(key=self._urgency, reverse=True)
+    def _lower(self, head: Sequence) -> list[Sequence]:
+        """Running sequences whose place the first in the queue may take, the least urgent first."""
+        starvation_ns = self._limits.starvation_ns
+        lower = [s for s in self.running if outranks(head, s, self._now_ns, starvation_ns)]
+        return sorted(lower, key=self._urgency, reverse=True)
+
+    def _make_way(self, lower: list[Sequence], admission: Admission) -> bool:
+        """Preempt as many of those as it takes to make room, if they are enough."""
         gained = sum(not self._pool.is_shared(block) for s in lower for block in s.blocks)
-        lacking = admission.num_needed - (self._pool.num_available - admission.num_free)
-        if not lower or lacking > gained:
+        if not lower or admission.num_needed > self._pool.num_available + gained:
             return False
         while lower and not self._fits(admission):
             self._preempt(lower.pop(0))

@@ -98,6 +98,25 @@ def test_nobody_is_preempted_for_one_who_would_not_fit_even_so() -> None:
     assert scheduler.statistics().preemptions == 0
 
 
+def test_a_prefix_that_the_victim_held_is_not_counted_as_room() -> None:
+    """It is free once the victim is gone, and then the very blocks that the urgent one shares."""
+    pool = BlockPool(10, BLOCK)
+    scheduler = Scheduler(pool, ResumeRules(), Limits(4, 64), model="m")
+    ids = tuple(range(100, 132))
+    other = arrive("other", 9, priority=-1)
+    victim = Sequence(Request("victim", ids[:17], SamplingParams(max_tokens=4), 5), list(ids[:17]), 17)
+    for sequence in (other, victim):
+        scheduler.add(sequence)
+    finish_step(scheduler, scheduler.schedule())
+    assert pool.num_available == 2
+    head = Sequence(Request("head", ids, SamplingParams(max_tokens=1), 0), list(ids), 32)
+    scheduler.add(head)
+    ended: list[str] = []
+    while scheduler.waiting or scheduler.running:
+        ended += finish_step(scheduler, scheduler.schedule())
+    assert ended == ["other", "head", "victim"]
+
+
 def test_a_long_prompt_gets_rows_beside_an_endless_stream_of_others() -> None:
     """A suspended prefill resumes, and decoding goes on each step but those that it is owed."""
     scheduler = Scheduler(BlockPool(400, BLOCK), ResumeRules(), Limits(8, 4, STARVATION), model="m")
