@@ -289,6 +289,21 @@ def test_ties_go_to_the_lowest_positions(kind, cpu_library):
     ops = select_operations(1, kind)
     assert numerics.top_k(scores, 3, ops).tolist() == [[1, 2, 4], [0, 1, 2], [1, 3, -1]]
     assert numerics.top_k(scores, 9, ops).tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [1, 3, -1, -1, -1]]
+    assert numerics.top_k(scores, 0, ops).shape == (3, 0)
+    with pytest.raises(ValueError, match="k is -1, expected 0 or more"):
+        numerics.top_k(scores, -1, ops)
+    composed = numerics.top_k(scores, 0)
+    assert (composed.shape, composed.dtype) == ((3, 0), torch.int64)
+
+
+def test_matrices_that_folders_store_in_16_and_32_bits_stay_so_in_fast(cpu_library):
+    fast, exact = select_operations(1, "c", "fast"), select_operations(1, "c")
+    x = _randn(5, 100)
+    for matrix, kept in ((_randn(64, 100), "f32"), (_randn(64, 100).bfloat16().float(), "bf16")):
+        dense = Dense.prepared(matrix, fast)
+        assert [part.format for part in dense.parts] == [kept]
+        found, expected = (numerics.linear(o, x, (Dense.prepared(matrix, o),))[0] for o in (fast, exact))
+        assert torch.equal(found, expected)
 
 
 def test_sinkhorn_leaves_its_input_alone_and_ends_doubly_stochastic():
