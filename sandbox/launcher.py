@@ -52,9 +52,16 @@ class Handed:
 
 
 def launch(
-    init: Path, plan: LaunchPlan, *, sandbox_id: str, handed: Handed, meanwhile: Callable[[], None]
+    init: Path,
+    plan: LaunchPlan,
+    *,
+    sandbox_id: str,
+    handed: Handed,
+    meanwhile: Callable[[], None],
+    patience_s: float = HELLO_PATIENCE_S,
 ) -> Launched:
-    """Starts it, calls `meanwhile`, and waits for init's hello. Blocks for milliseconds, 20 s at most.
+    """Starts it, calls `meanwhile`, and waits for init's hello. Blocks for milliseconds, and as long as its
+    content takes to copy; `patience_s` at most.
 
     Raises StartError with the launcher's own words when it does not come up, and then leaves nothing running.
     """
@@ -69,7 +76,7 @@ def launch(
             on_failure.callback(_end, process)
             meanwhile()
             try:
-                init_pid = _await_hello(ours)
+                init_pid = _await_hello(ours, patience_s)
             except (OSError, ValueError) as error:
                 _end(process)
                 raise _start_error(sandbox_id, _read_failure(errors) or str(error)) from error
@@ -103,9 +110,9 @@ def _spawn(
         )
 
 
-def _await_hello(control: socket.socket) -> int:
+def _await_hello(control: socket.socket, patience_s: float) -> int:
     """Init's pid on this host, vouched for by the kernel, which translates it between pid namespaces."""
-    control.settimeout(HELLO_PATIENCE_S)
+    control.settimeout(patience_s)
     size = socket.CMSG_SPACE(_CREDENTIALS.size)
     data, ancillary, _, _ = control.recvmsg(FRAME_BYTES + 1, size)
     control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)

@@ -13,7 +13,7 @@ from sandbox.egress.service import shared_egress
 from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.guard.node import Guard, shared_guard
 from sandbox.images import Image, prepare_image
-from sandbox.launcher import Handed, Launched, launch
+from sandbox.launcher import HELLO_PATIENCE_S, Handed, Launched, launch
 from sandbox.layers.choice import choose
 from sandbox.limits import LimitName, Limits, settle
 from sandbox.orders import Order
@@ -27,6 +27,7 @@ from sandbox.substrates.base import HOSTNAME, UIDS_A_SANDBOX, Blueprint, LaunchP
 
 # Uids that no distribution hands out to people or services, and that nspawn uses for the same purpose.
 _FIRST_UID, _LAST_UID = 0x00080000, FIRST_ID
+_SLOW_BYTES_A_S, _SLOW_FILES_A_S = 10 << 20, 1000
 _LIMITED_WITHOUT_CGROUPS: frozenset[LimitName] = frozenset({"pids", "disk"})  # by rlimit, by tmpfs
 
 
@@ -123,6 +124,7 @@ def make(order: Order, content: Content | None) -> Made:
             sandbox_id=info.id,
             handed=handed,
             meanwhile=lambda: ownership.limit(info.limits),
+            patience_s=HELLO_PATIENCE_S if content is None else _copy_patience_s(info.limits),
         )
         ownership.note_processes(launched)
         layer_at = Path(f"/proc/{launched.process.pid}", plan.layer_at(info.limits.layer))
@@ -158,6 +160,11 @@ def _plan(
         is_filled=bool(info.made_from),
     )
     return find_substrate(info.substrate).plan(blueprint)
+
+
+def _copy_patience_s(limits: Limits) -> float:
+    """Until all that a layer can hold has been copied, on a slow disk that others use."""
+    return HELLO_PATIENCE_S + limits.disk_bytes / _SLOW_BYTES_A_S + limits.disk_inodes / _SLOW_FILES_A_S
 
 
 def _profile(rules: Policy, state_dir: Path) -> Profile | None:

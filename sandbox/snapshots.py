@@ -174,7 +174,7 @@ def _copy(source: Source, target: Path, max_bytes: int) -> tuple[int, int]:
     """Bytes and entries copied. Who is asked for more memory or patience is the program that copies."""
     with source.opened() as content:
         words = [str(INIT_BINARY), "copy", f"/proc/self/fd/{content.directory}", str(target)]
-        words += [str(source.first_id), str(_first_id()), str(max_bytes)]
+        words += [str(source.first_id), str(_first_id()), str(max_bytes), str(os.getpid())]
         fds = (content.directory,)
         done = subprocess.run(
             words, capture_output=True, text=True, errors="replace", check=False, pass_fds=fds

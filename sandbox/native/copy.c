@@ -31,6 +31,7 @@
 #include <unistd.h>
 
 enum { MAX_DEPTH = 200, NUM_IDS = 65536, BLOCK = 1 << 18, PAGE = 4096, TOO_MUCH = 3, ACL_HEAD = 4 };
+enum { LEAST_ENTRIES = 1 << 16, BYTES_AN_ENTRY = 1024 }; /* a layer has an inode for every 8 KiB */
 
 static struct copy {
     int target;             /* top of the new tree */
@@ -93,6 +94,14 @@ static void count(uint64_t bytes) {
     copy.bytes += bytes;
     if (copy.bytes <= copy.limit) return;
     fprintf(stderr, "dockyard-init: more than %llu bytes\n", (unsigned long long)copy.limit);
+    exit(TOO_MUCH);
+}
+
+/* Names of one file cost a layer on disk next to nothing, and a copy of millions takes minutes. */
+static void count_entry(void) {
+    uint64_t most = LEAST_ENTRIES + copy.limit / BYTES_AN_ENTRY;
+    if (++copy.entries <= most) return;
+    fprintf(stderr, "dockyard-init: more than %llu entries\n", (unsigned long long)most);
     exit(TOO_MUCH);
 }
 
@@ -166,7 +175,7 @@ static void copy_directory(int from, int to, int depth);
 static void copy_entry(int from, int to, const char *name, int depth) {
     struct stat info;
     if (fstatat(from, name, &info, AT_SYMLINK_NOFOLLOW)) fail("%s: stat", copy.path);
-    copy.entries++;
+    count_entry();
     if (!S_ISDIR(info.st_mode) && is_linked(to, name, &info)) return;
     errno = EINVAL;
     if (S_ISBLK(info.st_mode) || (S_ISCHR(info.st_mode) && info.st_rdev != makedev(0, 0)))
@@ -204,7 +213,7 @@ static void copy_directory(int from, int to, int depth) {
 }
 
 /* All of one directory into another, an empty one. Ends the process with a message when it cannot: with status
- * TOO_MUCH where there are more bytes than `limit`, else 125. */
+ * TOO_MUCH where there are more bytes than `limit`, or more entries than go with it, else 125. */
 void copy_layer(int from, int to, uint32_t first_from, uint32_t first_to, uint64_t limit) {
     struct stat info;
     copy = (struct copy){.target = to, .from = first_from, .to = first_to, .limit = limit};
@@ -214,11 +223,12 @@ void copy_layer(int from, int to, uint32_t first_from, uint32_t first_to, uint64
     copy_metadata(from, to, ".", &info);
 }
 
-/* For the owner: FROM TO FIRST-FROM FIRST-TO LIMIT. Prints the bytes written and the number of entries. */
+/* For the owner: FROM TO FIRST-FROM FIRST-TO LIMIT PARENT. Ends with its parent. Prints the bytes written and the number of entries. */
 int copy_between(int argc, char **argv) {
     errno = EINVAL;
+    if (argc != 6) fail("copy needs two directories, two ids, a number of bytes and its parent");
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* or an owner that is killed leaves a writer behind, into what is being swept */
-    if (argc != 5) fail("copy needs two directories, two ids and a number of bytes");
+    if (getppid() != atoi(argv[5])) return 125; /* it has died already */
     int from = open(argv[0], O_PATH | O_DIRECTORY | O_CLOEXEC), to = open(argv[1], O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (from < 0 || to < 0) fail("open %s or %s", argv[0], argv[1]);
     copy_layer(from, to, (uint32_t)strtoul(argv[2], NULL, 10), (uint32_t)strtoul(argv[3], NULL, 10),

@@ -1,6 +1,6 @@
 /* dockyard-init launch ... -- PROGRAM ARGS   joins cgroups, mounts the sandbox root, becomes PROGRAM
  * dockyard-init init CONTROL_FD ID ...       pid 1 of a sandbox
- * dockyard-init copy FROM TO IDS IDS LIMIT   copies a writable layer */
+ * dockyard-init copy FROM TO IDS IDS LIMIT PARENT   copies a writable layer */
 #include "launch.h"
 
 int main(int argc, char **argv) {

@@ -30,7 +30,7 @@ def _built():
 def copy(source: Path, target: Path, limit: int = LIMIT) -> "subprocess.CompletedProcess[str]":
     target.mkdir(exist_ok=True)
     ids = (FROM, TO) if IS_ROOT else (0, 0)
-    words = [str(INIT_BINARY), "copy", str(source), str(target), *map(str, ids), str(limit)]
+    words = [str(INIT_BINARY), "copy", str(source), str(target), *map(str, ids), str(limit), str(os.getpid())]
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
@@ -151,7 +151,7 @@ mkdir -p lower/gone lower/replaced/old lower/kept
 touch lower/gone/x lower/replaced/old/x lower/file lower/kept/y
 mount -t overlay -o lowerdir=lower,upperdir=a,workdir=work-a o root-a
 rm -r root-a/gone root-a/replaced root-a/file; mkdir root-a/replaced; touch root-a/replaced/new root-a/kept/z
-{INIT_BINARY} copy a b {FROM} {TO} {LIMIT} >/dev/null
+{INIT_BINARY} copy a b {FROM} {TO} {LIMIT} $$ >/dev/null
 mount -t overlay -o lowerdir=lower,upperdir=b,workdir=work-b o root-b
 (cd root-a; find . | sort) > seen-a; (cd root-b; find . | sort) > seen-b
 cmp seen-a seen-b; cat seen-b
@@ -241,9 +241,22 @@ def test_a_socket_with_a_listener_is_copied_without_one(tmp_path: Path):
             client.connect(str(tmp_path / "to/socket"))
 
 
+def test_more_names_than_go_with_the_bytes_end_it(tmp_path: Path):
+    source = tmp_path / "source"
+    for directory in ("a", "b"):
+        (source / directory).mkdir(parents=True)
+        (source / directory / "file").touch()
+        for number in range(33_000):
+            os.link(source / directory / "file", source / directory / f"{number}")
+    done = copy(source, tmp_path / "target", limit=1 << 20)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = copy(source, tmp_path / "other", limit=4096)
+    assert (done.returncode, done.stderr) == (3, "dockyard-init: more than 65540 entries\n")
+
+
 WHOEVER_ASKED = """
-import subprocess, sys
-with subprocess.Popen(sys.argv[1:]) as copier:
+import os, subprocess, sys
+with subprocess.Popen([*sys.argv[1:], str(os.getpid())]) as copier:
     print(copier.pid, flush=True)
 """
 
