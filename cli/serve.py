@@ -24,7 +24,8 @@ PortOption = Annotated[
 ]
 HostOption = Annotated[str | None, typer.Option("--host", help="Address of the gateway. Default: 127.0.0.1.")]
 ModelArgument = Annotated[
-    str | None, typer.Argument(help="A built-in name (smollm2) or the path of a GGUF file.")
+    str | None,
+    typer.Argument(help="A built-in name (smollm2, nano), a GGUF file, or a folder of DeepSeek weights."),
 ]
 MonolithicFlag = Annotated[
     bool, typer.Option("--monolithic", help="One worker for prefill and decode instead of one of each.")

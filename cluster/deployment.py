@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,8 @@ from actors.ray_api import ActorHandle
 from cluster.config import DockyardConfig, export_to_children
 from cluster.lifeline import raise_if_told
 from cluster.plan import Plan, WorkerPlan, plan_workers, this_machine
+from cluster.served import served_model
 from cluster.state import MARK, DeploymentRecord, StateFolder, end_marked, started_at
-from engine.chat.template import ChatTemplate
-from engine.chat.tokenizer import tokenizer_from_gguf
-from engine.errors import BrokenModelFile, UnknownModel
-from engine.gguf_file import GgufFile, open_gguf
 from engine.model_path import model_path
 from gateway.service import ServedModel
 from protocol.errors import DockyardError, InvalidInput
@@ -90,13 +87,8 @@ def deployed(config: DockyardConfig, state: StateFolder, say: Callable[[str], No
     UnknownModel, BrokenModelFile, ResourceShortage, WorkerLate, and Stopped on a signal.
     """
     path = model_path(config.model)  # before anything is started
-    if path.is_dir():
-        raise UnknownModel(
-            f"model {config.model!r} is a folder, and servers take GGUF files",
-            hint="in Python: Engine(EngineConfig(model=FOLDER))",
-        )
-    file = open_gguf(path)
-    plan = plan_workers(config, file, this_machine())
+    served = served_model(config.model, path, 0)
+    plan = plan_workers(config, path, this_machine())
     deployment_id = f"dy-{secrets.token_hex(4)}"
     with ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="dockyard-", dir=_short_folder()))
@@ -122,27 +114,8 @@ def deployed(config: DockyardConfig, state: StateFolder, say: Callable[[str], No
         pending = _launch(plan, scratch)
         workers = tuple(stack.enter_context(_running(p, config.ray.start_timeout_s, say)) for p in pending)
         limits = workers[0].limits()
-        served = served_model(config.model, file, int(limits["max_positions"]))
+        served = replace(served, max_positions=int(limits["max_positions"]))
         yield Deployment(deployment_id, served, workers, plan, scratch)
-
-
-def served_model(name: str, file: GgufFile, max_positions: int) -> ServedModel:
-    """The text side of a model."""
-    tokens = file.strings("tokenizer.ggml.tokens")
-    special: dict[str, str] = {}
-    for name_of, key in (
-        ("bos_token", "tokenizer.ggml.bos_token_id"),
-        ("eos_token", "tokenizer.ggml.eos_token_id"),
-    ):
-        if (token := file.metadata.get(key)) is not None:
-            if not isinstance(token, int) or not 0 <= token < len(tokens):
-                raise BrokenModelFile(f"{file.path}: {key!r} is {token!r}, which is no token")
-            special[name_of] = tokens[token]
-    source: object = file.require("tokenizer.chat_template")
-    if not isinstance(source, str):
-        raise BrokenModelFile(f"{file.path}: 'tokenizer.chat_template' is no text")
-    template = ChatTemplate(source, special)
-    return ServedModel(name, tokenizer_from_gguf(file), template, max_positions)
 
 
 def _start_ray(config: DockyardConfig, scratch: Path, deployment_id: str) -> None:

@@ -66,16 +66,14 @@ def _model(config: DockyardConfig) -> list[Check]:
 
     try:
         path = model_path(config.model)
-        file = open_gguf(path)
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        detail = f"{len(files)} files" if path.is_dir() else f"{len(open_gguf(path).tensors)} tensors"
     except DockyardError as error:
         return [Check("model", "missing", error.message, "nothing can be served", error.hint)]
-    found = Check(
-        "model",
-        "enforced",
-        f"{config.model}: {path.stat().st_size / 1e6:.0f} MB, {len(file.tensors)} tensors",
-    )
+    size = sum(file.stat().st_size for file in files)
+    found = Check("model", "enforced", f"{config.model}: {size / 1e6:.0f} MB, {detail}")
     try:
-        plan = plan_workers(config, file, this_machine())
+        plan = plan_workers(config, path, this_machine())
     except DockyardError as error:
         return [found, Check("memory", "missing", error.message, "the workers do not start", error.hint)]
     return [found, Check("placement", "enforced", f"{len(plan.workers)} workers fit; {plan.reasons[0]}")]

@@ -1,9 +1,9 @@
 """Which workers a deployment needs, and what each gets of this machine."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cluster.config import DockyardConfig
 from engine.config import EngineConfig, Role
@@ -12,11 +12,9 @@ from placement.probe import probe
 from placement.topology import Topology
 from placement.workers import WorkerDemand, WorkerPlacement, place_workers
 
-if TYPE_CHECKING:
-    from engine.gguf_file import GgufFile  # brings numpy and its threads
-
 _PROCESS_BYTES = 700 << 20  # a worker's own memory without model and cache: Python, torch and Ray
 _RESERVE_BYTES = 512 << 20  # for Ray's daemons and the gateway
+_PACKED = {"I8": 2}  # weights in a stored byte: FP4 has two
 _MAX_THREADS = 4  # more do not pay for a model that fits into a laptop
 
 
@@ -43,12 +41,12 @@ def this_machine() -> Topology:
     return probe(frozenset(os.sched_getaffinity(0)))
 
 
-def plan_workers(config: DockyardConfig, file: "GgufFile", topology: Topology) -> Plan:
+def plan_workers(config: DockyardConfig, path: Path, topology: Topology) -> Plan:
     """Place the workers. Raises ResourceShortage with what is needed and what there is."""
     roles: tuple[Role, ...] = ("prefill", "decode") if config.workers.disaggregated else ("both",)
     cores = sum(len(domain.cores) for _, domain, _ in topology.domains())
     kept = config.workers.kv_cache_bytes + config.workers.tiers.host_bytes
-    memory = file.path.stat().st_size + kept + _PROCESS_BYTES
+    memory = _model_bytes(path) + kept + _PROCESS_BYTES
     # A request is in one stage at a time, so on a small machine each worker gets all cores, shared.
     demands = [
         WorkerDemand(
@@ -59,6 +57,16 @@ def plan_workers(config: DockyardConfig, file: "GgufFile", topology: Topology) -
     placement = place_workers(topology, demands, reserve_bytes=_RESERVE_BYTES + config.ray.object_store_bytes)
     workers = tuple(_worker(config, role, placement) for role in roles)
     return Plan(workers, tuple(placement.describe().splitlines()))
+
+
+def _model_bytes(path: Path) -> int:
+    """Of a file what it has, which stays mapped; of a folder what its tensors take in float32, at most."""
+    if not path.is_dir():
+        return path.stat().st_size
+    from engine.checkpoint.folder import read_header  # brings safetensors
+
+    tensors = [tensor for shard in path.glob("*.safetensors") for tensor in read_header(shard).values()]
+    return sum(4 * _PACKED.get(tensor.dtype, 1) * math.prod(tensor.shape) for tensor in tensors)
 
 
 def _worker(config: DockyardConfig, role: Role, placement: WorkerPlacement) -> WorkerPlan:

@@ -26,7 +26,8 @@ class ChoiceResult:
     calls: tuple[TextCall, ...] = ()
     logprobs: tuple[dict[str, Any], ...] | None = None  # an entry a token, as the API has them
     stop_reason: str | int | None = None  # vLLM's: the stop string, or the stop token's id
-    prompt_logprobs: tuple[dict[str, Any] | None, ...] | None = None  # vLLM's, on the first choice
+    prompt_logprobs: tuple[dict[str, Any] | None, ...] | None = None  # vLLM's, on a prompt's first choice
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def chunk(
     choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": _logprobs(logprobs)}
     if result is not None and result.stop_reason is not None:
         choice["stop_reason"] = result.stop_reason
-    return _event(head, {"choices": [choice]})
+    return event(head, {"choices": [choice]})
 
 
 def call_entry(call: TextCall) -> dict[str, Any]:
@@ -88,10 +89,13 @@ def call_entry(call: TextCall) -> dict[str, Any]:
 
 
 def _message(result: ChoiceResult) -> dict[str, Any]:
-    if not result.calls:
-        return {"role": "assistant", "content": result.text}
-    calls = [call_entry(call) for call in result.calls]
-    return {"role": "assistant", "content": result.text or None, "tool_calls": calls}
+    message: dict[str, Any] = {"role": "assistant", "content": result.text}
+    if result.reasoning:
+        message["reasoning_content"] = result.reasoning
+    if result.calls:
+        message["content"] = result.text or None
+        message["tool_calls"] = [call_entry(call) for call in result.calls]
+    return message
 
 
 def _logprobs(entries: Sequence[dict[str, Any]] | None) -> dict[str, Any] | None:
@@ -101,7 +105,7 @@ def _logprobs(entries: Sequence[dict[str, Any]] | None) -> dict[str, Any] | None
 def usage_chunk(head: ReplyHead, num_prompt: int, results: Sequence[ChoiceResult]) -> bytes:
     """The last event before `[DONE]` where the client asked for usage."""
     counts = {"choices": list[Any](), "usage": usage(num_prompt, results)}
-    return _event(head, {**counts, "dockyard": extension(head, results)})
+    return event(head, {**counts, "dockyard": extension(head, results)})
 
 
 DONE = b"data: [DONE]\n\n"
@@ -141,6 +145,7 @@ def timeline(last: Tokens) -> list[dict[str, Any]]:
     return [{"kind": kind, "start_ns": start, "end_ns": end} for kind, start, end in bounds if end > start]
 
 
-def _event(head: ReplyHead, body: dict[str, Any]) -> bytes:
-    common = {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
+def event(head: ReplyHead, body: dict[str, Any], kind: str = "chat.completion.chunk") -> bytes:
+    """One server-sent event of a stream."""
+    common = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
     return b"data: " + msgspec.json.encode({**common, **body}) + b"\n\n"

@@ -1,19 +1,23 @@
 """How a request's tokens are chosen, out of its body. What values are allowed the engine says, by name."""
 
 import secrets
+from dataclasses import replace
 
 from engine.errors import InvalidRequest
 from gateway.chat_body import ChatBody
-from gateway.chat_structure import read_structure
-from protocol.sampling import SamplingParams
+from gateway.config import GatewayConfig
+from gateway.sampling_body import SamplingBody
+from protocol.sampling import SamplingParams, Structure
 
 _STOP_CHARS = 512  # of one string: each token's text is searched for all of it
 _MOST_STOPS = 16
 _MOST_BIASES = 1024  # as vLLM; OpenAI has 300
 
 
-def read_sampling(body: ChatBody, stops: tuple[str, ...], max_tokens: int) -> SamplingParams:
-    """Raises InvalidRequest."""
+def read_sampling(
+    body: SamplingBody, max_tokens: int, logprobs: int, structure: Structure | None
+) -> SamplingParams:
+    """`logprobs`: as in SamplingParams. Raises InvalidRequest."""
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=within("temperature", 1.0 if body.temperature is None else body.temperature, 0.0, 2.0),
@@ -21,7 +25,7 @@ def read_sampling(body: ChatBody, stops: tuple[str, ...], max_tokens: int) -> Sa
         top_k=int(within("top_k", max(body.top_k or 0, 0), 0, 2**31)),  # -1 keeps all, as in vLLM
         # Without a seed each request draws its own noise, as clients that sample twice expect.
         seed=secrets.randbits(32) if body.seed is None else int(within("seed", body.seed, -(2**62), 2**62)),
-        stop=stops,
+        stop=_stops(body.stop),
         stop_token_ids=_ids("stop_token_ids", body.stop_token_ids),
         ignore_eos=bool(body.ignore_eos),
         min_p=body.min_p or 0.0,
@@ -31,13 +35,42 @@ def read_sampling(body: ChatBody, stops: tuple[str, ...], max_tokens: int) -> Sa
         logit_bias=_bias(body.logit_bias),
         min_tokens=int(within("min_tokens", body.min_tokens or 0, 0, 2**31)),
         include_stop=bool(body.include_stop_str_in_output),
-        logprobs=_logprobs(body),
+        logprobs=logprobs,
         prompt_logprobs=_prompt_logprobs(body),
-        structure=read_structure(body),
+        structure=structure,
     )
 
 
-def read_stops(stop: str | list[str] | None) -> tuple[str, ...]:
+def read_max_tokens(
+    asked: int | None, default: int, num_prompt: int, max_positions: int, *, needed: int, parameter: str
+) -> int:
+    """What was asked for, or the default as far as there is room.
+
+    `needed`: tokens of the output at least. Raises InvalidRequest.
+    """
+    room = max_positions - num_prompt
+    if room < needed:
+        raise InvalidRequest(
+            f"the model has {max_positions} positions; the prompt takes {num_prompt}, the output {needed}",
+            parameter=parameter, hint=f"shorten the {parameter} or lower max_tokens",
+        )  # fmt: skip
+    return at_least("max_tokens", min(default, room) if asked is None else asked, 1)
+
+
+def read_choices(
+    body: SamplingBody, sampling: SamplingParams, config: GatewayConfig
+) -> tuple[SamplingParams, ...]:
+    """One set of parameters a choice, each with its own seed. Raises InvalidRequest."""
+    count = int(within("n", 1 if body.n is None else body.n, 1, config.max_choices))
+    return tuple(replace(sampling, seed=sampling.seed + index) for index in range(count))
+
+
+def read_priority(body: SamplingBody) -> int:
+    """Raises InvalidRequest."""
+    return int(within("priority", body.priority or 0, -(2**31), 2**31))
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     """Raises InvalidRequest for too many, or too long ones."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > _MOST_STOPS:
@@ -64,7 +97,8 @@ def at_least(name: str, value: int, low: int) -> int:
     return value
 
 
-def _logprobs(body: ChatBody) -> int:
+def chat_logprobs(body: ChatBody) -> int:
+    """Alternatives to tell of each token, or -1. Raises InvalidRequest."""
     if not body.logprobs:
         if body.top_logprobs:
             raise InvalidRequest(
@@ -75,7 +109,7 @@ def _logprobs(body: ChatBody) -> int:
     return int(within("top_logprobs", body.top_logprobs or 0, 0, 20))
 
 
-def _prompt_logprobs(body: ChatBody) -> int:
+def _prompt_logprobs(body: SamplingBody) -> int:
     """vLLM's: alternatives for each token of the prompt."""
     if body.prompt_logprobs is None:
         return -1

@@ -5,17 +5,23 @@ from collections.abc import Iterator
 
 import msgspec
 
-from engine.chat.tool_grammar import JSON_FORM, Signature, tool_grammar
+from engine.chat.tool_grammar import Form, Signature, tool_grammar
 from engine.errors import InvalidRequest
-from gateway.chat_body import ChatBody, Function, NamedTool, ResponseFormat, StructuredOutputs, clipped
+from gateway.chat_body import ChatBody, Function, NamedTool
+from gateway.sampling_body import ResponseFormat, SamplingBody, StructuredOutputs, clipped
 from protocol.sampling import Structure
 
 _MOST_TOOLS = 1024
 
 
-def read_structure(body: ChatBody) -> Structure | None:
-    """Raises InvalidRequest: unknown kinds, more than one demand. The engine says what cannot be compiled."""
-    asked = [*_of_format(body.response_format), *_of_outputs(body.structured_outputs), *_of_tools(body)]
+def read_structure(body: SamplingBody, form: Form | None = None) -> Structure | None:
+    """`form`: of the calls that a chat may demand.
+
+    Raises InvalidRequest: unknown kinds, more than one demand. The engine says what cannot be compiled.
+    """
+    asked = [*_of_format(body.response_format), *_of_outputs(body.structured_outputs)]
+    if isinstance(body, ChatBody) and form is not None:
+        asked += _of_tools(body, form)
     if len(asked) > 1:
         raise InvalidRequest(
             f"{asked[1].field} and {asked[0].field} both say what the text must be",
@@ -111,13 +117,13 @@ def _of_outputs(asked: StructuredOutputs | None) -> Iterator[Structure]:
         yield Structure("grammar", f"root ::= {literals}", f"{where}.choice")
 
 
-def _of_tools(body: ChatBody) -> Iterator[Structure]:
+def _of_tools(body: ChatBody, form: Form) -> Iterator[Structure]:
     """Calls are demanded, and then nothing but calls; `auto` leaves the text free and reads it."""
     functions = callable_functions(body)
     if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
         signatures = [Signature(function.name, function.parameters) for function in functions]
         several = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
-        yield Structure("structural_tag", tool_grammar(signatures, JSON_FORM, several=several), "tools")
+        yield Structure("structural_tag", tool_grammar(signatures, form, several=several), "tools")
 
 
 def _json(value: object) -> str:

@@ -1,17 +1,18 @@
 """What a gateway serves, apart from HTTP: a model behind its workers."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from actors.token_client import TokenClient
-from engine.chat.template import ChatTemplate
+from engine.chat.form import ChatForm
 from engine.chat.tokenizer import ChatTokenizer
 from gateway.chat_reply import ChoiceResult
-from gateway.chat_request import ChatRequest
 from gateway.choice_reader import ChoiceReader, Delta
 from gateway.config import GatewayConfig
+from gateway.generation import Generation
+from gateway.merging import merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,10 @@ class ServedModel:
 
     name: str
     tokenizer: ChatTokenizer
-    template: ChatTemplate
+    form: ChatForm | None  # None: a base model, whose texts go on
     max_positions: int
+    opening: tuple[int, ...] = ()  # the tokens that it expects at the start of any text
+    no_chat: str = ""  # why there is no form
 
 
 class ChatService:
@@ -33,18 +36,22 @@ class ChatService:
             asyncio.Event()
         )  # set when the server is told to end: bodies still on their way are given up
 
-    async def deltas(self, request: ChatRequest) -> AsyncGenerator[Delta]:
-        """Text of all choices as it comes, in any order between choices. Raises RequestFailed.
+    def deltas(self, generations: Sequence[Generation]) -> AsyncGenerator[Delta]:
+        """Text of all choices as it comes, in any order between choices. Raises RequestFailed."""
+        if len(generations) == 1:
+            return self._deltas(generations[0])
+        return merged([self._deltas(generation) for generation in generations])
 
-        The engine computes the prompt once; each choice has its own seed.
-        """
+    async def _deltas(self, generation: Generation) -> AsyncGenerator[Delta]:
+        """The engine computes the prompt once; each choice has its own seed."""
         readers = {
-            index: ChoiceReader(index, self.model.tokenizer, request, sampling)
-            for index, sampling in enumerate(request.choices)
+            index: ChoiceReader(generation.first_choice + index, self.model.tokenizer, generation, sampling)
+            for index, sampling in enumerate(generation.choices)
         }
         generating = self.client.generate(
-            request.prompt_ids, request.choices[0], request.priority, request.arrived_ns, choices=len(readers)
-        )
+            generation.prompt_ids, generation.choices[0], generation.priority, generation.arrived_ns,
+            choices=len(readers),
+        )  # fmt: skip
         async with aclosing(generating) as tokens:
             async for batch in tokens:
                 delta = readers[batch.choice].push(batch)
@@ -57,10 +64,10 @@ class ChatService:
                 if not readers:
                     return
 
-    async def complete(self, request: ChatRequest) -> list[ChoiceResult]:
+    async def complete(self, generations: Sequence[Generation]) -> list[ChoiceResult]:
         """All choices, finished. Raises RequestFailed."""
         results: list[ChoiceResult] = []
-        async with aclosing(self.deltas(request)) as deltas:
+        async with aclosing(self.deltas(generations)) as deltas:
             async for delta in deltas:
                 if delta.result is not None:
                     results.append(delta.result)

@@ -15,9 +15,8 @@ import uvicorn
 
 from actors.engine_worker import EngineWorker
 from actors.token_client import TokenClient
-from cluster.deployment import served_model
+from cluster.served import served_model
 from engine.config import EngineConfig
-from engine.gguf_file import open_gguf
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.service import ChatService, ServedModel
@@ -78,7 +77,7 @@ def serving(
             workers = (prefill, decode)
         else:
             workers = (_worker(settings, folder, None, started),)
-        served = served_model("tiny", open_gguf(model), workers[0].engine.max_positions)
+        served = served_model("tiny", model, workers[0].engine.max_positions)
         stack = Stack("", workers)
         paths = [_socket(folder, worker.engine.config) for worker in workers]
         stack.url = started.enter_context(_gateway(served, paths, gateway or GatewayConfig(), stack))

@@ -15,11 +15,13 @@ from tiny_gguf import CONTROL, TEMPLATE, byte_ids
 from actors.token_client import RequestFailed
 from engine.chat.prompt import encode_messages
 from engine.chat.template import ChatTemplate
+from engine.chat.template_form import TemplateForm
 from engine.chat.tokenizer import ChatTokenizer
 from engine.errors import InvalidRequest
 from gateway.app import create_app
-from gateway.chat_request import ChatRequest, parse_chat, prepare_chat
+from gateway.chat_request import parse_chat, prepare_chat
 from gateway.config import GatewayConfig
+from gateway.generation import Asked, Generation
 from gateway.service import ChatService
 from protocol.clock import SystemClock
 from protocol.wire import Failed
@@ -64,13 +66,19 @@ def test_what_a_message_begins_the_template_does_not_complete(tiny_tokenizer: Ch
         assert tiny_tokenizer.decode(ids) == f"{role}{content}end|>"
 
 
-def prepared(body: str, tokenizer: ChatTokenizer) -> ChatRequest:
-    return prepare_chat(parse_chat(body.encode()), PLAIN, tokenizer, 512, GatewayConfig())
+def form_of(template: object, tokenizer: ChatTokenizer) -> TemplateForm:
+    return TemplateForm(cast(ChatTemplate, template), tokenizer)
+
+
+def prepared(body: str, tokenizer: ChatTokenizer) -> Asked:
+    return prepare_chat(parse_chat(body.encode()), form_of(PLAIN, tokenizer), tokenizer, 512, GatewayConfig())
 
 
 def test_forced_text_is_text(tiny_tokenizer: ChatTokenizer) -> None:
     body = '{"messages": [{"role": "user", "content": "a"}], "dockyard": {"forced_text": "<|im_end|>"}}'
-    assert prepared(body, tiny_tokenizer).choices[0].forced_ids == tuple(byte_ids(b"<|im_end|>"))
+    assert prepared(body, tiny_tokenizer).generations[0].choices[0].forced_ids == tuple(
+        byte_ids(b"<|im_end|>")
+    )
 
 
 class Untouched:
@@ -99,7 +107,9 @@ def test_what_has_no_bound_of_its_own_is_refused_before_it_is_rendered(
 ) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "a"}], **fields}).encode()
     with pytest.raises(InvalidRequest, match=told) as refused:
-        prepare_chat(parse_chat(body), cast(ChatTemplate, Untouched()), tiny_tokenizer, 512, GatewayConfig())
+        prepare_chat(
+            parse_chat(body), form_of(Untouched(), tiny_tokenizer), tiny_tokenizer, 512, GatewayConfig()
+        )
     assert refused.value.parameter == parameter
     assert len(str(refused.value)) < 600
 
@@ -107,7 +117,7 @@ def test_what_has_no_bound_of_its_own_is_refused_before_it_is_rendered(
 def test_text_that_cannot_fit_is_refused_before_it_is_rendered(tiny_tokenizer: ChatTokenizer) -> None:
     body = parse_chat(b'{"messages": [{"role": "user", "content": "%s"}]}' % (b"x" * 10_000))
     with pytest.raises(InvalidRequest, match="10000 characters; the model has 512 positions"):
-        prepare_chat(body, cast(ChatTemplate, Untouched()), tiny_tokenizer, 512, GatewayConfig())
+        prepare_chat(body, form_of(Untouched(), tiny_tokenizer), tiny_tokenizer, 512, GatewayConfig())
     forced = '{"messages": [{"role": "user", "content": "a"}], "dockyard": {"forced_text": "%s"}}'
     with pytest.raises(InvalidRequest, match="forced_text: 10000 characters"):
         prepared(forced % ("x" * 10_000), tiny_tokenizer)
@@ -122,7 +132,9 @@ def test_preparing_leaves_the_event_loop_free(tiny_tokenizer: ChatTokenizer) -> 
             assert released.wait(30), "the loop did not run"
             raise InvalidRequest("done", parameter="messages")
 
-    model = SimpleNamespace(name="tiny", template=Waiting(), tokenizer=tiny_tokenizer, max_positions=512)
+    model = SimpleNamespace(
+        name="tiny", form=form_of(Waiting(), tiny_tokenizer), tokenizer=tiny_tokenizer, max_positions=512
+    )
     service = SimpleNamespace(
         model=model, config=GatewayConfig(), client=SimpleNamespace(lost=""), ending=asyncio.Event()
     )
@@ -147,18 +159,20 @@ def test_preparing_leaves_the_event_loop_free(tiny_tokenizer: ChatTokenizer) -> 
 
 def test_a_request_has_arrived_before_it_is_rendered(tiny_tokenizer: ChatTokenizer) -> None:
     rendered: list[int] = []
-    taken: list[ChatRequest] = []
+    taken: list[Generation] = []
 
     class Timed:
         def render(self, messages: object) -> str:
             rendered.append(SystemClock().now_ns())
             return "a"
 
-    async def complete(chat: ChatRequest) -> list[Any]:
-        taken.append(chat)
+    async def complete(generations: tuple[Generation, ...]) -> list[Any]:
+        taken.extend(generations)
         raise RequestFailed(Failed("r", "lost", "as the test wants"))
 
-    model = SimpleNamespace(name="tiny", template=Timed(), tokenizer=tiny_tokenizer, max_positions=512)
+    model = SimpleNamespace(
+        name="tiny", form=form_of(Timed(), tiny_tokenizer), tokenizer=tiny_tokenizer, max_positions=512
+    )
     service = SimpleNamespace(model=model, config=GatewayConfig(), complete=complete, ending=asyncio.Event())
 
     async def unused(*_: object) -> Any: ...

@@ -1,14 +1,20 @@
 """A choice out of its tokens: the same however they come, with what ended it."""
 
+from functools import partial
+from typing import cast
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_gguf import EOS, byte_ids
 
+from engine.chat.form import ChatPrompt, Conversation
+from engine.chat.template import ChatTemplate
+from engine.chat.template_form import TemplateForm
 from engine.chat.tokenizer import ChatTokenizer
 from gateway.chat_reply import ChoiceResult
-from gateway.chat_request import ChatRequest
 from gateway.choice_reader import ChoiceReader
+from gateway.generation import Generation
 from protocol.sampling import SamplingParams
 from protocol.sampling_reply import TokenLogprob, TokenLogprobs
 from protocol.wire import Tokens
@@ -16,15 +22,18 @@ from protocol.wire import Tokens
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
 
-def request(may_call: bool = False, names_tool: bool = False) -> ChatRequest:
-    return ChatRequest((1,), (), False, False, 0, may_call=may_call, names_tool=names_tool)
+def request(may_call: bool = False, names_tool: bool = False) -> Generation:
+    """Of a form whose template is not reached."""
+    form = TemplateForm(cast(ChatTemplate, None), cast(ChatTokenizer, None))
+    reader = partial(form.reader, Conversation([]), ChatPrompt((1,)), may_call=may_call)
+    return Generation((1,), (), reader=reader, names_tool=names_tool)
 
 
 def read(
     tokenizer: ChatTokenizer,
     parts: list[list[int]],
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
-    asked: ChatRequest | None = None,
+    asked: Generation | None = None,
 ) -> tuple[str, ChoiceResult]:
     """The text of all deltas, and the result."""
     reader = ChoiceReader(0, tokenizer, asked or request(), sampling)

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from fastapi import Request
 
-from gateway.app import _unless_gone
+from gateway.answering import unless_gone
 
 
 class Client:
@@ -41,7 +41,7 @@ def others() -> set[asyncio.Task[Any]]:
 def test_an_error_leaves_no_task() -> None:
     async def main() -> None:
         with pytest.raises(ArithmeticError):
-            await _unless_gone(cast(Request, Client()), fail(ArithmeticError("of the work")))
+            await unless_gone(cast(Request, Client()), fail(ArithmeticError("of the work")))
         assert others() == set()
 
     asyncio.run(main())
@@ -50,7 +50,7 @@ def test_an_error_leaves_no_task() -> None:
 def test_work_that_fails_on_its_cancellation_leaves_no_task() -> None:
     async def main() -> None:
         client = Client()
-        assert await _unless_gone(cast(Request, client), stubborn(client)) is None
+        assert await unless_gone(cast(Request, client), stubborn(client)) is None
         assert others() == set()
 
     asyncio.run(main())

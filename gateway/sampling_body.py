@@ -1,0 +1,112 @@
+"""What the bodies of all routes have in common: how tokens are chosen, and how the reply comes.
+
+Typed, unknown keys ignored, since clients send many. Sources: OpenAI API reference; vLLM's extra fields.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from engine.errors import InvalidRequest
+
+Body = TypeVar("Body")
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class NamedSchema(msgspec.Struct):
+    schema: dict[str, Any] | bool | None = None
+    name: str = ""
+
+
+class ResponseFormat(msgspec.Struct):
+    """`format` is that of a structural_tag, xgrammar's."""
+
+    type: str
+    json_schema: NamedSchema | None = None
+    format: dict[str, Any] | None = None
+
+
+class StructuredOutputs(msgspec.Struct):
+    """vLLM's: one of them."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+
+
+class SamplingBody(msgspec.Struct, kw_only=True):
+    model: str = ""
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: int | None = None
+    # Not done: see check_done.
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    echo: Any = None
+
+
+def parse_body(body: bytes, kind: type[Body]) -> Body:
+    """Raises InvalidRequest that names the field."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(clipped(str(error)), parameter=_field_of(str(error))) from error
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}", parameter="body") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply", parameter="body") from error
+
+
+# What would change the answer, and is not done: the values that ask for nothing, beside null.
+_NEUTRAL: dict[str, tuple[object, ...]] = {"bad_words": ([],), "allowed_token_ids": (), "echo": (False,)}
+
+
+def check_done(body: SamplingBody, neutral: Mapping[str, tuple[object, ...]]) -> None:
+    """Refuses what is not done yet: an answer that leaves it out would look like one that has it.
+
+    `neutral`: of the route's own fields the values that ask for nothing, beside null.
+    """
+    for name, values in {**_NEUTRAL, **neutral}.items():
+        value = getattr(body, name)
+        if value is not None and value not in values:
+            raise InvalidRequest(
+                f"{name} is not supported by this server yet", parameter=name, hint="leave it out"
+            )
+
+
+def clipped(text: str) -> str:
+    """The start and the end of what a client sent, or of what quotes it: an answer is not for megabytes."""
+    return text if len(text) <= 400 else f"{text[:200]} … {text[-200:]}"
+
+
+def _field_of(message: str) -> str:
+    """msgspec ends its messages with the path: `… - at `$.messages[0].role``."""
+    _, _, path = message.partition("`$.")
+    return path.strip("`") or "body"
