@@ -9,6 +9,7 @@ nor its own timeouts.
 """
 
 import errno
+import functools
 import os
 import select
 import socket
@@ -61,7 +62,7 @@ class Channel:
     def __init__(self, sock: socket.socket, clock: Clock, *, name: str) -> None:
         self._socket = sock
         self._clock = clock
-        self._lock = threading.Lock()  # guards what follows, and writes to `_wake`
+        self._lock = threading.Lock()  # guards what follows
         self._listeners: dict[int, Listener] = {}
         self._watched: dict[int, Callable[[], None]] = {}
         self._outgoing: deque[_Outgoing] = deque()
@@ -69,12 +70,9 @@ class Channel:
         self._lost = False
         self._closing = False
         self._polls_until: int | None = 0  # when the thread wakes by itself; None = never
-        with ExitStack() as on_failure:
-            self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            on_failure.callback(os.close, self._wake)
-            self._epoll = select.epoll()
-            on_failure.pop_all()
-        self._epoll.register(self._wake, select.EPOLLIN)
+        self._bell = _always_ready()
+        self._epoll = select.epoll()
+        self._epoll.register(self._bell, select.EPOLLIN | select.EPOLLONESHOT)
         self._epoll.register(sock, select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._on_end: Callable[[], None] = lambda: None
@@ -89,7 +87,6 @@ class Channel:
             self._thread.start()
         except RuntimeError as error:
             self._epoll.close()
-            os.close(self._wake)
             raise OSError(errno.EAGAIN, f"{error} for {self._thread.name}") from error
 
     def new_id(self) -> int:
@@ -184,8 +181,8 @@ class Channel:
         return True
 
     def _kick(self) -> None:
-        if not self._lost:  # afterwards the descriptor is closed, or someone else's
-            os.eventfd_write(self._wake, 1)
+        if not self._lost:  # afterwards it is closed
+            self._epoll.modify(self._bell, select.EPOLLIN | select.EPOLLONESHOT)
 
     def _run(self) -> None:
         try:
@@ -205,7 +202,6 @@ class Channel:
             self._outgoing.clear()
         with ExitStack() as steps:  # last in, first out; each is taken even when the one before it fails
             steps.callback(self._on_end)
-            steps.callback(os.close, self._wake)
             steps.callback(self._epoll.close)
             steps.callback(self._socket.close)
             for listener in reversed(listeners):
@@ -215,9 +211,7 @@ class Channel:
         """One round: wait, send, receive, deadlines. False at the end of the stream."""
         alive = True
         for fd, events in self._epoll.poll(self._timeout_s(), _MAX_EVENTS):
-            if fd == self._wake:
-                os.eventfd_read(fd)
-            elif fd == self._socket.fileno():
+            if fd == self._socket.fileno():
                 alive = self._serve_socket(events) and alive
             elif (on_ready := self._watched.get(fd)) is not None:
                 alive = _is_honest(on_ready) and alive
@@ -282,6 +276,12 @@ class Channel:
             deadline = listener.deadline_ns()
             if deadline is not None and deadline <= now:
                 listener.on_deadline()
+
+
+@functools.cache
+def _always_ready() -> int:
+    """One descriptor for all channels: to ask an epoll for it again, once, is to ring at its thread."""
+    return os.eventfd(1, os.EFD_CLOEXEC)
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
