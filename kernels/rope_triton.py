@@ -52,8 +52,10 @@ def rope_kernel(
     inside = (head < num_heads) & (pair < HALF_D)
 
     frequency = tl.load(frequencies_ptr + pair, mask=pair < HALF_D, other=0.0)
-    angle = tl.load(positions_ptr + row).to(tl.float64) * frequency.to(tl.float64)
-    cos, sin = tl.cos(angle).to(tl.float32), tl.sin(angle).to(tl.float32)
+    # Whole turns are taken off in float64; cos and sin of float64 would need a stack for far angles.
+    turns = tl.load(positions_ptr + row).to(tl.float64) * frequency.to(tl.float64) * 0.15915494309189535
+    angle = ((turns - tl.floor(turns + 0.5)) * 6.283185307179586).to(tl.float32)
+    cos, sin = tl.cos(angle), tl.sin(angle)
 
     offset = (row * num_heads + head) * (2 * HALF_D) + 2 * pair
     even = tl.load(x_ptr + offset, mask=inside, other=0.0).to(tl.float32)
