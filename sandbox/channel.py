@@ -9,7 +9,6 @@ nor its own timeouts.
 """
 
 import errno
-import functools
 import os
 import select
 import socket
@@ -26,6 +25,9 @@ from sandbox.wire import FRAME_BYTES, Frame, Kind, decode, encode
 
 _MAX_EVENTS = 64
 _ONE_FD = socket.CMSG_LEN(4)
+# Always ready, and one for all channels: to ask an epoll for it again, once, is to ring at its thread. Made
+# with the first channel, it would be two when two threads make one.
+_BELL = os.eventfd(1, os.EFD_CLOEXEC)
 # A socket whose other end is gone: the thread learns that by reading.
 _GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ECONNREFUSED})
 
@@ -70,9 +72,8 @@ class Channel:
         self._lost = False
         self._closing = False
         self._polls_until: int | None = 0  # when the thread wakes by itself; None = never
-        self._bell = _always_ready()
         self._epoll = select.epoll()
-        self._epoll.register(self._bell, select.EPOLLIN | select.EPOLLONESHOT)
+        self._epoll.register(_BELL, select.EPOLLIN | select.EPOLLONESHOT)
         self._epoll.register(sock, select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._on_end: Callable[[], None] = lambda: None
@@ -182,7 +183,7 @@ class Channel:
 
     def _kick(self) -> None:
         if not self._lost:  # afterwards it is closed
-            self._epoll.modify(self._bell, select.EPOLLIN | select.EPOLLONESHOT)
+            self._epoll.modify(_BELL, select.EPOLLIN | select.EPOLLONESHOT)
 
     def _run(self) -> None:
         try:
@@ -276,12 +277,6 @@ class Channel:
             deadline = listener.deadline_ns()
             if deadline is not None and deadline <= now:
                 listener.on_deadline()
-
-
-@functools.cache
-def _always_ready() -> int:
-    """One descriptor for all channels: to ask an epoll for it again, once, is to ring at its thread."""
-    return os.eventfd(1, os.EFD_CLOEXEC)
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:

@@ -98,12 +98,6 @@ class Harness:
         self.channel._thread.join()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def first_channel() -> None:
-    """From the first one on there is a descriptor that all of them share."""
-    connect().end()
-
-
 def count_fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
