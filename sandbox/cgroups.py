@@ -254,7 +254,8 @@ def _make_group(group: Group) -> None:
             group.path.mkdir()
             return
         except FileNotFoundError:  # the first one, or another process has just removed the empty parent
-            group.path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # or removes its parent now
+                group.path.parent.mkdir(parents=True, exist_ok=True)
     raise CapacityError(
         f"cgroup {group.path} keeps disappearing", hint="run `dockyard down` once, then again"
     )
