@@ -79,6 +79,7 @@ _FILES = {
     "group": "root:x:0:\nnogroup:x:65534:\n",
     "dockyard-guest": "",
 }
+BEGUN = "guest begins its tests"
 START = """\
 #!/bin/bash
 export PATH=/usr/sbin:/usr/bin HOME=/root LANG=C.UTF-8 TMPDIR=/var/tmp
@@ -97,6 +98,7 @@ echo 1 > /proc/sys/dev/tty/legacy_tiocsti
 ip link set lo up
 mkdir /sys/fs/cgroup/first && echo $$ > /sys/fs/cgroup/first/cgroup.procs
 cd /project
+echo "{begun}"
 /opt/toolkit/bin/python3 -B -m pytest -c /dev/null --rootdir /project -p no:cacheprovider \\
   -W error -rfEs --tb short --color no {arguments} /project/inside
 echo "guest ended with $?"
@@ -132,7 +134,7 @@ def make_disk(kernel: Kernel, toolkit: Path, target: Path, arguments: str = "") 
     _copy_libraries(root, (root / "opt").rglob("*.so*"))
     for name, text in _FILES.items():
         (root / "etc" / name).write_text(text)
-    (root / "start").write_text(START.format(arguments=arguments))
+    (root / "start").write_text(START.format(arguments=arguments, begun=BEGUN))
     (root / "start").chmod(0o755)
     _run(["ldconfig", "-r", str(root)])
     target.unlink(missing_ok=True)
@@ -236,6 +238,10 @@ def _copy_project(root: Path) -> None:
 
 
 def _run(words: list[str]) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    """A program that fails is no lack of the host's: RuntimeError with its words."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise GuestError(f"{words[0]} is not installed here") from error
     if done.returncode != 0:
-        raise GuestError(f"{words[0]}: {(done.stderr or done.stdout).strip()}")
+        raise RuntimeError(f"{words[0]}: {(done.stderr or done.stdout).strip()}")

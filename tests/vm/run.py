@@ -2,7 +2,8 @@
 
 `python tests/vm/run.py [--folder DIR] [PYTEST ARGUMENTS]`. Needs qemu-system-x86, zstd, apparmor, gcc and
 apt (`make vm` installs them as root), 40 MB of download the first time, no /dev/kvm. Prints the guest's
-console and ends with pytest's exit code: 3 where the guest did not come to its end.
+console and ends with 0, with 1 where a test failed, pytest broke or a guest hung or panicked, with 5 where no
+test was chosen, and with 77 where no guest can be made here, which says nothing of the project.
 """
 
 import argparse
@@ -14,10 +15,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from image import PROJECT, make_disk, make_initramfs
+from image import BEGUN, PROJECT, make_disk, make_initramfs
 from kernel import GuestError, fetch_kernel
 
 sys.path.insert(0, str(PROJECT))
@@ -31,7 +33,9 @@ from sandbox.toolkit import build_toolkit
 PATIENCE_S, EVERY_ATTACK_S = 400.0, 3600.0
 # Guests of one processor: where several are emulated, one can trip over what another patches into the kernel.
 LANES = 2
-NO_TESTS = 5  # pytest's: chosen ones may all lie in the other lane
+OK, NO_TESTS = 0, 5  # pytest's: chosen ones may all lie in the other lane
+FAILED = 1
+NOT_HERE = 77  # no guest can do this: it is the host that lacks something
 BOOTS = 2  # an emulated processor now and then stops the kernel before its first program
 PACKAGES = {
     "qemu-system-x86_64": "qemu-system-x86", "zstd": "zstd", "apparmor_parser": "apparmor",
@@ -71,7 +75,7 @@ def main(arguments: list[str]) -> int:
         command = prepare(options.folder, shlex.join(rest))
     except GuestError as error:
         print(f"tests/vm: {error}", file=sys.stderr)
-        return 3
+        return NOT_HERE
     print(f"guest ready after {time.monotonic() - started:.0f} s", flush=True)
     return run(command, EVERY_ATTACK_S if "--every-attack" in rest else PATIENCE_S)
 
@@ -108,25 +112,32 @@ def prepare(folder: Path, arguments: str) -> list[str]:
 
 
 def run(command: list[str], patience_s: float) -> int:
-    """Boots a guest a lane, side by side; shows their consoles, one after the other. The worst exit code."""
+    """Boots a guest a lane, side by side; shows their consoles one after the other. The worst lane's code."""
     if shutil.which(command[0]) is None:
         print(f"tests/vm: {command[0]} is not installed here", file=sys.stderr)
-        return 3
+        return NOT_HERE
     with ThreadPoolExecutor(LANES) as pool:
         codes = list(pool.map(lambda lane: run_lane(command, lane, patience_s), range(LANES)))
+    return worst(codes)
+
+
+def worst(codes: Iterable[int]) -> int:
+    """A lane that failed is never hidden by one that did not, or that had nothing to do."""
     return max((code for code in codes if code != NO_TESTS), default=NO_TESTS)
 
 
 def run_lane(command: list[str], lane: int, patience_s: float) -> int:
-    """The exit code of its tests."""
+    """The exit code of its tests, 1 where pytest broke or the guest did not come to its end."""
     own = [f"{word} DOCKYARD_LANE={lane}" if word.startswith("console=") else word for word in command]
     for _ in range(BOOTS):
         ended, console = boot(own, patience_s)
         print(f"lane {lane}\n{console}", flush=True)
         if ended is not None:
-            return ended
+            return ended if ended in (OK, NO_TESTS) else FAILED
         print("tests/vm: the guest did not come to its end", file=sys.stderr)
-    return 3
+        if BEGUN in console:
+            break
+    return FAILED
 
 
 def boot(command: list[str], patience_s: float) -> tuple[int | None, str]:
