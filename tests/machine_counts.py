@@ -13,6 +13,8 @@ from sandbox.egress.libbpf import load_library
 
 NAMESPACES = ("mnt", "net", "pid", "user", "ipc", "uts", "cgroup")
 Counts = dict[str, int]
+_STATE, _PARENT, _FLAGS = 0, 1, 6  # fields of /proc/PID/stat, counted after the name
+_KERNEL_THREAD = 0x00200000
 
 
 def take() -> Counts:
@@ -22,6 +24,7 @@ def take() -> Counts:
         "threads": len(list(Path("/proc/self/task").iterdir())),
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
         "processes": sum(1 for _ in _processes()),
+        "zombies": _own_zombies(),
         "namespaces": len(set(_namespaces())),
         "cgroups": _cgroups(),
         "loops": len(list(Path("/sys/block").glob("loop*/loop/backing_file"))),
@@ -43,11 +46,22 @@ def grown(before: Counts, now: Counts, allowed: int = 0) -> Counts:
 
 
 def _processes() -> Iterator[Path]:
-    """Kernel threads come and go with load: they have no arguments."""
+    """Zombies too; no kernel threads, which come and go with load."""
+    for path, fields in _stats():
+        if not int(fields[_FLAGS]) & _KERNEL_THREAD:
+            yield path
+
+
+def _own_zombies() -> int:
+    """Children of this process that nobody has waited for."""
+    own = str(os.getpid())
+    return sum(1 for _, fields in _stats() if fields[_STATE] == "Z" and fields[_PARENT] == own)
+
+
+def _stats() -> Iterator[tuple[Path, list[str]]]:
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if (path / "cmdline").read_bytes():
-                yield path
+            yield path, (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def _namespaces() -> Iterator[str]:

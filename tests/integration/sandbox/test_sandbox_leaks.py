@@ -20,7 +20,10 @@ from sandbox.errors import UnsupportedError
 from sandbox.policy.presets import preset
 
 SETTLES_S = 20.0  # the kernel frees namespaces and removed cgroups when it has the time
+EXACT = ("fds", "threads", "mounts", "loops", "zombies")
 NOISE = 40  # what other programs of a machine begin meanwhile
+RARELY = 7  # a cycle in so many is of each rare kind
+AT_LEAST = 60  # cycles of a kind: more than the noise, or what each of them leaves would pass for it
 MAX_GROWTH_MIB = 8.0
 MAX_SLAB_KIB_A_CYCLE = 2.0
 SOAK = pytest.param(10_000, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(7_200)])
@@ -53,13 +56,15 @@ def kinds(egress: Egress, state_dir: Path, toolkit: Path) -> Mapping[str, Mappin
 @pytest.mark.parametrize("count", [pytest.param(500, id="short"), SOAK])
 def test_cycles_leave_nothing_and_nothing_grows(kinds, egress: Egress, state_dir: Path, count: int):
     made: Counter[str] = Counter()
-    run(kinds, count // 10, made)
+    run(kinds, count // 10, Counter())
     before, before_mib, before_kib = take(), resident_mib(), unreclaimable_kib()
     run(kinds, count - count // 10, made)
     egress.fill()
     more = settled(before)
     growth_mib, slab_kib = resident_mib() - before_mib, unreclaimable_kib() - before_kib
     audit = check_integrity(state_dir)
+    assert set(made) == set(kinds)
+    assert min(made.values()) >= AT_LEAST > NOISE, made
     print(dict(made), f"{growth_mib:.1f} MiB", f"{slab_kib} KiB of slabs", grown(before, take()))
     assert (audit.leftovers, audit.live) == ((), ())
     assert more == {}
@@ -71,10 +76,10 @@ def test_cycles_leave_nothing_and_nothing_grows(kinds, egress: Egress, state_dir
 
 
 def run(kinds: Mapping[str, Mapping[str, Any]], count: int, made: Counter[str]) -> None:
-    """Every twentieth is of each rare kind; the others take turns."""
+    """One in RARELY is of each rare kind; the others take turns."""
     names = tuple(kinds)
     for number in range(count):
-        rare = names[2:][number % 20 : number % 20 + 1]
+        rare = names[2:][number % RARELY : number % RARELY + 1]
         name = rare[0] if rare else names[number % 2]
         with Sandbox.create(**kinds[name]) as box:
             assert box.commands.run(["/usr/bin/true"]).ok
@@ -82,12 +87,12 @@ def run(kinds: Mapping[str, Mapping[str, Any]], count: int, made: Counter[str]) 
 
 
 def settled(before: Counts) -> Counts:
-    """What there still is more of, after the kernel has had its time. Descriptors, threads, mounts and loops
-    are ours alone; of the rest others may have begun some."""
+    """What there still is more of, after the kernel has had its time. Descriptors, threads, mounts, loops
+    and children are ours alone; of the rest others may have begun some."""
     give_up_s = time.monotonic() + SETTLES_S
     while True:
         now = take()
-        exact = {name: before[name] for name in ("fds", "threads", "mounts", "loops") if name in before}
+        exact = {name: before[name] for name in EXACT}
         more = {**grown(before, now, NOISE), **grown(exact, now)}
         if not more or time.monotonic() > give_up_s:
             return more
