@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.operations import BLOCK, MAX_COLUMNS, Operations, Weight
+from kernels.limits import BLOCK, MAX_COLUMNS
+from kernels.operations import Operations, Weight
 from kernels.whole_numbers import whole_numbers
 
 _KEY_TILE = 64  # keys a product where the operations round a column with its neighbours

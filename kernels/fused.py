@@ -16,7 +16,6 @@ from torch import Tensor
 from kernels.operations import Weight
 
 LANES = 16  # of which widths are multiples: channels, head sizes, ranks, inner channels
-MAX_STREAMS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)

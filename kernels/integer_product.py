@@ -13,7 +13,8 @@ Shapes: M rows, K columns in, N columns out, J = K/32 blocks a row, B = 32 colum
 import torch
 from torch import Tensor
 
-from kernels.operations import BLOCK, Weight
+from kernels.limits import BLOCK
+from kernels.operations import Weight
 from kernels.whole_numbers import FORMATS, values_of
 
 HIGHEST = 32_767  # magnitude of q

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 WeightFormat = Literal["f32", "bf16", "q4_1", "q8_0", "mxfp4", "mxfp8"]
 Profile = Literal["exact", "fast"]
 
-# C has these from the build. Llama's and DeepSeek's released widths are below.
-BLOCK = 32  # weights that share a scale: columns of a product are a multiple
-MAX_COLUMNS = 1 << 16  # of one product of weights that are not packed
-MAX_HEAD = 512  # channels of a head of `paged_attention`
-
 
 @dataclass(frozen=True, slots=True)
 class Weight:

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from kernels.decoder import run_layers
 from kernels.integer_product import integer_product
-from kernels.operations import BLOCK, Decoder, DecoderStack, Profile, Rope, Rows, Weight
+from kernels.limits import BLOCK
+from kernels.operations import Decoder, DecoderStack, Profile, Rope, Rows, Weight
 from kernels.paged_attention import paged_attention
 from kernels.q4_1_gemv import dequantise_q4_1, q4_1_gemv
 from kernels.rms_norm import rms_norm

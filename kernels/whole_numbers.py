@@ -19,7 +19,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.operations import BLOCK, Weight, WeightFormat
+from kernels.limits import BLOCK
+from kernels.operations import Weight, WeightFormat
 
 FORMATS: tuple[WeightFormat, ...] = ("mxfp4", "mxfp8")
 E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)  # doubled

@@ -17,10 +17,8 @@ from engine.model import fingerprint
 from engine.model.base import ResumeRules, check_prompt
 from engine.model.llama_state import LlamaState
 from engine.model.weights import WeightReader
+from kernels.limits import BLOCK, MAX_COLUMNS, MAX_HEAD
 from kernels.operations import (
-    BLOCK,
-    MAX_COLUMNS,
-    MAX_HEAD,
     DecoderLayer,
     DecoderStack,
     Operations,

@@ -13,8 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kernels.fused import MAX_STREAMS
-from kernels.operations import BLOCK, MAX_COLUMNS, MAX_HEAD
+from kernels.limits import BLOCK, MAX_COLUMNS, MAX_HEAD, MAX_STREAMS
 from protocol.errors import DockyardError, MissingCapability
 
 SOURCES = (

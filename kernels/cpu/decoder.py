@@ -19,7 +19,8 @@ from kernels.cpu.structures import (
     require,
 )
 from kernels.fused import LANES
-from kernels.operations import MAX_HEAD, DecoderLayer, DecoderStack, Rows, Weight
+from kernels.limits import MAX_HEAD
+from kernels.operations import DecoderLayer, DecoderStack, Rows, Weight
 
 _NAMES = ("q", "k", "v", "output", "gate", "up", "down")
 

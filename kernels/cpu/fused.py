@@ -33,7 +33,6 @@ from kernels.cpu.structures import (
 )
 from kernels.fused import (
     LANES,
-    MAX_STREAMS,
     EntrySource,
     HyperSite,
     KeyWeights,
@@ -45,6 +44,7 @@ from kernels.fused import (
     Rotation,
     SiteRows,
 )
+from kernels.limits import MAX_STREAMS
 
 _W = TypeVar("_W")
 _S = TypeVar("_S")

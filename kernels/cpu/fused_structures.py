@@ -18,7 +18,6 @@ from kernels.cpu.structures import (
 )
 from kernels.fused import (
     LANES,
-    MAX_STREAMS,
     EntrySource,
     HyperSite,
     Mixture,
@@ -27,7 +26,8 @@ from kernels.fused import (
     RecordLayout,
     Rotation,
 )
-from kernels.operations import BLOCK, Weight
+from kernels.limits import BLOCK, MAX_STREAMS
+from kernels.operations import Weight
 
 _FORMATS = {"e2m1": 0, "e4m3": 1, "e8m0": 2, "f32": 3}
 _P, _I64, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float

@@ -24,10 +24,8 @@ from kernels.cpu.structures import (
     row_bytes,
 )
 from kernels.fused import LANES
+from kernels.limits import BLOCK, MAX_COLUMNS, MAX_HEAD
 from kernels.operations import (
-    BLOCK,
-    MAX_COLUMNS,
-    MAX_HEAD,
     Decoder,
     DecoderStack,
     Profile,

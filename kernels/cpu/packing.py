@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.operations import BLOCK, Weight
+from kernels.limits import BLOCK
+from kernels.operations import Weight
 
 GROUP_ROWS = 32
 _HEADER_BYTES = {"q4_1": 4, "q8_0": 2, "mxfp4": 1, "mxfp8": 1}

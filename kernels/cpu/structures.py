@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kernels.cpu.library import CPaging, CWeight
 from kernels.cpu.packing import GROUP_ROWS
-from kernels.operations import BLOCK, MAX_COLUMNS, Rows, Weight
+from kernels.limits import BLOCK, MAX_COLUMNS
+from kernels.operations import Rows, Weight
 from kernels.whole_numbers import FORMATS as FORMATS_OF_BLOCKS
 
 FORMATS = {"f32": 0, "q4_1": 3, "q8_0": 8, "bf16": 30, "mxfp4": 39, "mxfp8": 1000}

@@ -18,7 +18,8 @@ from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.shape import TextShape
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
-from kernels.fused import LANES, MAX_STREAMS, HyperSite
+from kernels.fused import LANES, HyperSite
+from kernels.limits import MAX_STREAMS
 from kernels.operations import Operations
 
 _CHAIN = 8  # terms from which on NumPy's order depends on the layout

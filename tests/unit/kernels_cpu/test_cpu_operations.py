@@ -16,7 +16,8 @@ from torch import Tensor
 from kernels.cpu import build as build_module
 from kernels.cpu.build import build, library_path
 from kernels.cpu.operations import CpuOperations
-from kernels.operations import MAX_COLUMNS, Rope, Rows, Weight, WeightFormat, select_operations
+from kernels.limits import MAX_COLUMNS
+from kernels.operations import Rope, Rows, Weight, WeightFormat, select_operations
 from kernels.torch_operations import TorchOperations, dequantize
 from protocol.errors import MissingCapability
 
