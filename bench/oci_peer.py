@@ -1,7 +1,8 @@
 """Sandboxes as one makes them with crun, runc or bubblewrap alone: the same root, limits and table of calls.
 
-The root is an overlay of the image's skeleton, mounted when the sandbox is made. The process that measures
-lies in a mount namespace of its own, in which version 2 cgroups are hidden: crun takes no hybrid.
+The root is an overlay of the skeleton, mounted when the sandbox is made. Threads that run peers lie in
+mount namespaces of their own, in which version 2 cgroups are hidden: crun takes no hybrid. The rest of the
+process sees the host as it is, so that ours has all that its policy asks for; `check_whole` holds it to that.
 """
 
 import ctypes
@@ -10,12 +11,14 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
+from sandbox import Sandbox, cgroups
 from sandbox.images import Image, prepare_image
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
 from sandbox.policy.seccomp import filter_program, oci_seccomp, this_machine
@@ -24,6 +27,7 @@ from sandbox.substrates.oci import oci_config
 _NEW_MOUNTS = 0x00020000
 _PRIVATE, _RECURSIVE, _DETACH = 1 << 18, 1 << 14, 2
 _UNIFIED = Path("/sys/fs/cgroup/unified")
+_HOST_MOUNTS = Path("/proc/1/mounts")
 _FIRST_UID, _UIDS = 0x60000000, 65536
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _GROUP = "dockyard-peer"
@@ -45,12 +49,31 @@ def peers() -> tuple[Peer, ...]:
     return tuple(Peer(name, program) for name, program in found if program is not None)
 
 
-def enter_own_mounts() -> None:
-    """For the rest of this process. OSError without root."""
+def threads_for_peers(count: int) -> ThreadPoolExecutor:
+    """Entering their namespaces costs what they run nothing. Raises BrokenThreadPool at the first use without
+    root."""
+    return ThreadPoolExecutor(count, initializer=_enter_own_mounts)
+
+
+def _enter_own_mounts() -> None:
+    """For the rest of the calling thread."""
     _checked(_LIBC.unshare(_NEW_MOUNTS), "unshare")
     _checked(_LIBC.mount(b"none", b"/", None, _RECURSIVE | _PRIVATE, None), "make mounts private")
     if _UNIFIED.is_mount():
         _checked(_LIBC.umount2(bytes(_UNIFIED), _DETACH), "hide version 2 cgroups")
+
+
+def check_whole(box: Sandbox) -> None:
+    """Raises SystemExit for a sandbox without a cgroup in a hierarchy that this host has: freezer, guard and
+    egress hang on version 2."""
+    state = cgroups.state_key(default_state_dir())
+    for root, version, options in cgroups.parse_hierarchies(_HOST_MOUNTS.read_text()):
+        if version == 1 and options.isdisjoint(cgroups.CONTROLLERS):
+            continue
+        if not (root / cgroups.TOP / state / box.id).is_dir():
+            raise SystemExit(
+                f"sandbox {box.id} has no cgroup under {root}, so it is not under the full policy"
+            )
 
 
 class Workshop:

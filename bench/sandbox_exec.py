@@ -11,14 +11,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 from bench import common
-from bench.oci_peer import MEMORY_BYTES, PIDS, TRUE, Bundle, Peer, Workshop, enter_own_mounts, peers
+from bench.oci_peer import (
+    MEMORY_BYTES,
+    PIDS,
+    TRUE,
+    Bundle,
+    Peer,
+    Workshop,
+    check_whole,
+    peers,
+    threads_for_peers,
+)
 from bench.sandbox_create import summary
 from sandbox import Sandbox
 
@@ -30,6 +40,8 @@ PROGRAMS: dict[str, tuple[tuple[str, ...], int, float]] = {  # words, bytes of o
 JUDGED, PEER = "container", "crun"
 Run = Callable[[Sequence[str]], int]
 """Runs a program to its end; the bytes that it printed."""
+Turn = Callable[[Sequence[str], int, int], list[float]]
+"""Runs a program so many times, which prints so many bytes; seconds of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +71,6 @@ def main(arguments: Sequence[str]) -> int:
     options = common.parse("sandbox_exec", __doc__, arguments)
     surroundings = common.Surroundings(("pydantic",))
     size = QUICK if options.quick else FULL
-    enter_own_mounts()
     with tempfile.TemporaryDirectory(prefix="sandbox_exec.", dir="/var/tmp") as folder, ExitStack() as stack:
         workshop = Workshop(Path(folder))
         stack.callback(workshop.close)
@@ -81,17 +92,23 @@ def main(arguments: Sequence[str]) -> int:
     return common.finish(common.report(verdict, surroundings, detail), options)
 
 
-def _runners(workshop: Workshop, stack: ExitStack) -> Mapping[str, Run]:
-    runners: dict[str, Run] = {}
+def _runners(workshop: Workshop, stack: ExitStack) -> Mapping[str, Turn]:
+    runners: dict[str, Turn] = {}
     for substrate in ("function", "container"):
         box = Sandbox.create(substrate=substrate, memory_mb=MEMORY_BYTES >> 20, pids=PIDS, cpu=2)
-        runners[substrate] = partial(_ours, stack.enter_context(box))
-    for peer in peers():
-        if peer.name == PEER:
-            runners[peer.name] = partial(_peers, peer, stack.enter_context(_running(workshop, peer)))
-    if PEER not in runners:
+        check_whole(stack.enter_context(box))
+        runners[substrate] = partial(_times, partial(_ours, box))
+    peer = next((each for each in peers() if each.name == PEER), None)
+    if peer is None:
         raise SystemExit(f"sandbox_exec: no {PEER} here; apt-get install {PEER}")
-    return runners
+    thread = stack.enter_context(threads_for_peers(1))
+    bundle = thread.submit(_begin, workshop, peer).result()
+    stack.callback(lambda: thread.submit(_end, bundle, peer).result())
+
+    def take_turn(words: Sequence[str], num_bytes: int, count: int) -> list[float]:
+        return thread.submit(_times, partial(_peers, peer, bundle), words, num_bytes, count).result()
+
+    return {**runners, PEER: take_turn}
 
 
 def _ours(box: Sandbox, words: Sequence[str]) -> int:
@@ -107,32 +124,40 @@ def _peers(peer: Peer, bundle: Bundle, words: Sequence[str]) -> int:
     return len(done.stdout)
 
 
-@contextmanager
-def _running(workshop: Workshop, peer: Peer) -> Generator[Bundle]:
-    """A container that sleeps, and is removed."""
+def _begin(workshop: Workshop, peer: Peer) -> Bundle:
+    """A container that sleeps, until `_end`."""
     bundle = workshop.bundle(["/usr/bin/sleep", "3600"])
     try:
         bundle.mount()
         detached = bundle.command(peer, "run", "--detach", bundle.name)
         stdio = bundle.stdio
         subprocess.run(detached, check=True, cwd=bundle.place, stdin=stdio, stdout=stdio, stderr=stdio)
-        yield bundle
-    finally:
-        subprocess.run(bundle.command(peer, "delete", "--force", bundle.name), check=False)
-        bundle.remove()
+    except BaseException:
+        _end(bundle, peer)
+        raise
+    return bundle
 
 
-def measure(runners: Mapping[str, Run], size: Size) -> dict[str, dict[str, list[float]]]:
+def _end(bundle: Bundle, peer: Peer) -> None:
+    subprocess.run(bundle.command(peer, "delete", "--force", bundle.name), check=False)
+    bundle.remove()
+
+
+def measure(runners: Mapping[str, Turn], size: Size) -> dict[str, dict[str, list[float]]]:
     """Seconds, by program and kind."""
     found = {program: {name: list[float]() for name in runners} for program in PROGRAMS}
     for program, (words, num_bytes, _) in PROGRAMS.items():
         common.progress(program)
         for number in range(size.rounds + 1):
             for name in list(runners)[:: 1 if number % 2 == 0 else -1]:
-                seconds = [_timed(runners[name], words, num_bytes) for _ in range(size.burst)]
+                seconds = runners[name](words, num_bytes, size.burst)
                 if number > 0:  # the first round warms up
                     found[program][name] += seconds
     return found
+
+
+def _times(run: Run, words: Sequence[str], num_bytes: int, count: int) -> list[float]:
+    return [_timed(run, words, num_bytes) for _ in range(count)]
 
 
 def _timed(run: Run, words: Sequence[str], num_bytes: int) -> float:
