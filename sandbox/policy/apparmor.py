@@ -10,6 +10,7 @@ Source: apparmor.d(5), and the profile that container engines use by default.
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 PREFIX = "dockyard-"
 _CAPABILITIES = (
@@ -26,6 +27,7 @@ _UNREADABLE = (
 )
 _UNWRITABLE = ("/proc/sys/**", "/sys/**")
 _SPECIAL = frozenset("*?[]{}^@")
+_TOP = 2  # parts of a path such as /workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,11 @@ class Profile:
 
 
 def profile(scope: str, *, protected: Sequence[str] = (), hidden: Sequence[str] = ()) -> Profile:
-    """A sandbox may read and not write what lies at and below `protected`, and do neither at `hidden`.
+    """A sandbox may read and not write what lies at and below `protected`, and do neither at `hidden`. Paths
+    are matched, so folders above them can be neither made nor renamed, nor their modes changed.
     `scope`: letters and digits that tell owners apart."""
-    rules = "\n".join(f"  {rule}," for rule in _rules(protected, hidden))
+    places = [_plain(path) for path in protected], [_plain(path) for path in hidden]
+    rules = "\n".join(f"  {rule}," for rule in _rules(*places))
     name = f"{PREFIX}{scope}-{hashlib.sha256(rules.encode()).hexdigest()[:16]}"
     flags = "attach_disconnected,mediate_deleted"
     body = f"profile {name} flags=({flags}) {{\n{rules.replace(_SELF, name)}\n}}\n"
@@ -63,11 +67,32 @@ def _rules(protected: Sequence[str], hidden: Sequence[str]) -> Iterator[str]:
         yield from _both("audit deny", path, "wl")
     for path in hidden:
         yield from _both("audit deny", path, "rwklx")
+    for path in dict.fromkeys(parent for place in (*protected, *hidden) for parent in _parents(place)):
+        yield from _itself("audit deny", path, "wl")
+
+
+def _plain(path: str) -> str:
+    """As the kernel writes it: one that begins with two slashes would match nothing."""
+    return "/" + "/".join(filter(None, path.split("/")))
+
+
+def _parents(path: str) -> Iterator[str]:
+    """Those that a sandbox could rename, and with them what its places are called: the root's own entries are
+    nobody's there to rename."""
+    yield from (str(parent) for parent in PurePosixPath(path).parents if len(parent.parts) > _TOP)
 
 
 def _both(action: str, path: str, access: str) -> Iterator[str]:
-    """The place itself, as a file and as a directory, and what lies below."""
-    quoted = "".join(f"\\{letter}" if letter in _SPECIAL else letter for letter in path.rstrip("/"))
-    yield f'{action} "{quoted}" {access}'
-    yield f'{action} "{quoted}/" {access}'
-    yield f'{action} "{quoted}/**" {access}'
+    """The place itself, and what lies below."""
+    yield from _itself(action, path, access)
+    yield f'{action} "{_quoted(path)}/**" {access}'
+
+
+def _itself(action: str, path: str, access: str) -> Iterator[str]:
+    """As a file and as a directory."""
+    yield f'{action} "{_quoted(path)}" {access}'
+    yield f'{action} "{_quoted(path)}/" {access}'
+
+
+def _quoted(path: str) -> str:
+    return "".join(f"\\{letter}" if letter in _SPECIAL else letter for letter in path)

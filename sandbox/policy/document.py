@@ -39,8 +39,8 @@ class Policy(BaseModel):
     @classmethod
     def _absolute(cls, places: tuple[str, ...]) -> tuple[str, ...]:
         for place in places:
-            if not place.startswith("/") or ".." in place.split("/"):
-                raise ValueError(f"{place!r} is no absolute path without '..'")
+            if not place.startswith("/") or {".", ".."} & set(place.split("/")):
+                raise ValueError(f"{place!r} is no absolute path without '.' and '..'")
             if '"' in place or "\\" in place or not place.isprintable():
                 raise ValueError(f"{place!r} has a quote, a backslash or a control character")
             if place.rstrip("/") == "":

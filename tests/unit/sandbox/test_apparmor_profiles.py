@@ -31,9 +31,18 @@ def test_equal_policies_of_one_scope_share_a_profile():
 
 
 def test_places_are_denied_with_what_lies_below():
-    text = profile("a", protected=["/w/tests/"], hidden=["/w/a key*"]).text
+    text = profile("a", protected=["//w//tests/"], hidden=["/w/a key*"]).text
     for rule in ('"/w/tests" wl,', '"/w/tests/" wl,', '"/w/tests/**" wl,', '"/w/a key\\*/**" rwklx,'):
         assert f"audit deny {rule}" in text
+
+
+def test_folders_above_places_keep_their_names():
+    """And the root's own entries, which a sandbox cannot rename, are as they were."""
+    text = profile("a", protected=["/w/a/b/tests"], hidden=["/w/a/key", "/v/x"]).text
+    for rule in ('"/w/a/b" wl,', '"/w/a/b/" wl,', '"/w/a" wl,', '"/w/a/" wl,'):
+        assert text.count(f"audit deny {rule}") == 1
+    for path in ("/w", "/w/", "/v", "/v/", "/"):
+        assert f'deny "{path}" ' not in text
 
 
 @pytest.mark.skipif(shutil.which("apparmor_parser") is None, reason="no apparmor_parser here")
@@ -47,7 +56,9 @@ def test_the_parser_takes_any_places(protected: list[str], hidden: list[str]):
     assert done.returncode == 0, (text, done.stderr)
 
 
-@pytest.mark.parametrize("place", ["relative", "/a/../b", "/a\nb", "/", "//", '/a"b', "/a\\b"])
+@pytest.mark.parametrize(
+    "place", ["relative", "/a/../b", "/a/./b", "/.", "/a\nb", "/", "//", '/a"b', "/a\\b"]
+)
 def test_a_place_that_is_none_is_refused(place: str):
     with pytest.raises(ValidationError, match="protected"):
         Policy(protected=(place,))
