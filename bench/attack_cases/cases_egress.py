@@ -4,6 +4,8 @@ The world is a network namespace with servers at addresses that are nobody's. Wh
 policy with one rule more lets through: so the rule is what refuses it.
 """
 
+import errno
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from bench.attack_cases.world import (
 )
 from sandbox import Policy, Sandbox
 from sandbox.egress import links, service
+from sandbox.egress.libbpf import BpfMap
 from sandbox.policy import Network, presets
 
 _REFUSED = frozenset({"EPERM"})
@@ -113,6 +116,21 @@ def _without_programs(arena: Arena) -> Seen:
         return Seen(True, "there is a sandbox")
 
 
+def _full_map(arena: Arena) -> Seen:
+    """A kernel's map that takes no rule more. Open where there is a sandbox nevertheless."""
+    egress = arena.world.egress
+    full = patch.object(BpfMap, "set", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    substrate, policy = arena.substrate, _box().policy
+    state_dir, toolkit = arena.state_dir, arena.toolkit
+    with (
+        full,
+        Sandbox.create(
+            substrate=substrate, policy=policy, egress=egress, state_dir=state_dir, toolkit=toolkit
+        ),
+    ):
+        return Seen(True, "there is a sandbox")
+
+
 CASES: tuple[Case, ...] = (
     _case(71, "port", "another port of a server that is allowed", _probe("reach", HOST, "81"),
           _allowed(HOST, 81)),
@@ -156,4 +174,7 @@ CASES: tuple[Case, ...] = (
     Case(87, "egress-not-there", "rules that this host cannot enforce", _without_programs,
          frozenset({"UnsupportedError"}), "a sandbox is refused, not weakened",
          Shown(lambda arena: arena.inside(_probe("reach", HOST, "80")), "on a host that can"), needs=missing),
+    Case(87, "egress-map-full", "rules that the kernel has no room for", _full_map,
+         frozenset({"CapacityError"}), "a sandbox is refused, not weakened",
+         Shown(lambda arena: arena.inside(_probe("reach", HOST, "80")), "with room for them"), needs=missing),
 )  # fmt: skip

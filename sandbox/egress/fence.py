@@ -102,8 +102,9 @@ class Fence:
                     self._allow(sandbox, generation, prefix, ports)
                 self._write_identity(sandbox, generation)
             except OSError:
-                if before is not None:
-                    self._write_identity(sandbox, before[0])
+                # Where this fails too, whoever looks for the new rules finds none, and refuses.
+                with suppress(OSError):
+                    self._write_identity(sandbox, before[0] if before is not None else _NO_RULES)
                 self._remove(sandbox, generation, table)
                 raise
             self._current[sandbox] = (generation, set(table))

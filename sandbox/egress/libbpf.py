@@ -143,9 +143,12 @@ class BpfMap:
         self.fd = fd
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Adds or replaces an entry."""
+        """Adds or replaces an entry. OSError with ENOSPC where the map is full, whatever its type."""
         if self._library.bpf_map_update_elem(self.fd, key, value, 0) != 0:
-            raise _error(f"write to map {self._name}")
+            error = _error(f"write to map {self._name}")
+            if error.errno == errno.E2BIG:  # a hash map's word for it
+                raise OSError(errno.ENOSPC, f"write to map {self._name}: it is full")
+            raise error
 
     def get(self, key: bytes, num_bytes: int) -> bytes | None:
         """An entry's value, None where there is none."""

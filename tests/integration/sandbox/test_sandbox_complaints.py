@@ -11,6 +11,7 @@ Those that other files hold, in the words of the complaint:
 - a failed snapshot passes for one, or its sandbox ends meanwhile: test_sandbox_snapshots.py;
 - HTTP is denied and DNS carries it out: test_other_names_are_never_asked_for;
 - a host of an error while writing rules is open: test_a_program_that_cannot_be_attached_refuses_the_sandbox;
+- rules that cannot be written, or find no room, are silently no rules: test_sandbox_full_maps.py, attack 87;
 - a loopback that is allowed is the host's: test_the_loopback_is_the_sandboxs_own;
 - keys are typed into another's terminal: attacks 23;
 - the runtime owns the host's devices: test_the_hosts_devices_stay_the_hosts.
