@@ -1,6 +1,9 @@
-"""sandbox: run a command in a fresh sandbox, keep what it wrote, list what lives, sweep what was left."""
+"""sandbox: run a command in a fresh sandbox, keep what it wrote, list what lives, sweep what was left, say
+what was done."""
 
+import json
 import sys
+from collections import deque
 from dataclasses import asdict
 from typing import Annotated, Literal
 
@@ -13,6 +16,7 @@ from cluster.state import StateFolder
 from protocol.errors import ResourceShortage
 from sandbox import Policy, Sandbox, Snapshots
 from sandbox.audit import check_integrity, sweep
+from sandbox.audit_log import entries
 from sandbox.layers import LayerWish
 from sandbox.limits import MIB
 
@@ -129,6 +133,18 @@ def list_snapshots(
         for each in kept
     ]
     show(value, as_json, lambda: "\n".join(lines) or "no snapshot")
+
+
+@app.command("log")
+def print_log(
+    last: Annotated[int, typer.Option(min=1, help="Lines at most.")] = 100, as_json: JsonFlag = False
+) -> None:
+    """Print what has been done to sandboxes, oldest first.
+
+    Example: dockyard sandbox log --last 20
+    """
+    kept = list(deque(entries(StateFolder(load_config().state_dir).sandboxes), last))
+    show({"entries": kept}, as_json, lambda: "\n".join(map(json.dumps, kept)) or "nothing yet")
 
 
 @app.command("sweep")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from sandbox import cgroups, images, toolkit
+from sandbox.audit_log import SandboxLog
 from sandbox.egress import links
 from sandbox.host_tree import remove_tree
 from sandbox.journal import Journal, Record
@@ -106,7 +107,11 @@ def sweep(state_dir: Path | None = None) -> tuple[Leftover, ...]:
         residue.remove(path) if path.parent.name in ("layers", "snapshots") else _remove_directory(path)
     for each in by_kind.get("record", ()):
         # Last, so that a sweep that is cut short leaves the record for the next.
-        Journal(state).remove(each.sandbox_id) if each.sandbox_id else Path(each.name).unlink(missing_ok=True)
+        if each.sandbox_id:
+            SandboxLog(state, each.sandbox_id).note("end", reason="swept")
+            Journal(state).remove(each.sandbox_id)
+        else:
+            Path(each.name).unlink(missing_ok=True)
     roots = cgroups.mount_roots()
     cgroups.remove_abandoned(roots, time.time())
     cgroups.remove_empty_parents(roots, cgroups.state_key(state))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from protocol.clock import Clock
+from sandbox.audit_log import SandboxLog, of_argv
 from sandbox.channel import Channel
 from sandbox.errors import InvalidArgument
 from sandbox.feed import OnOutput, Watchers
@@ -31,6 +32,7 @@ class Commands:
         policy: Policy,
         shell: str,
         base_env: Mapping[str, str],
+        log: SandboxLog | None = None,
     ) -> None:
         self._channel = channel
         self._host = host
@@ -38,6 +40,7 @@ class Commands:
         self._policy = policy
         self.shell = shell  # of the image
         self._base_env = dict(base_env)
+        self._log = log  # None: nobody wants to know what was run
         self._lock = threading.Lock()  # guards what follows
         self._running: dict[int, RunningCommand] = {}
 
@@ -93,8 +96,10 @@ class Commands:
         if terminal is not None:
             _check(0 <= terminal.rows < 1 << 16 and 0 <= terminal.columns < 1 << 16, "terminal", terminal)
         text = stdin.encode() if isinstance(stdin, str) else stdin
+        argv = [self.shell, "-c", cmd] if isinstance(cmd, str) else list(cmd)
         call = Call(
-            words=self._words(cmd, cwd, env or {}, with_terminal=terminal is not None),
+            words=self._words(argv, cwd, env or {}, with_terminal=terminal is not None),
+            about={} if self._log is None else of_argv(argv),
             terminal=terminal,
             stdin=text or b"",
             stdin_stays_open=text is None,
@@ -103,7 +108,7 @@ class Commands:
             output_bytes=limit,
             output_total_bytes=max(self._policy.output_total_bytes, limit),
         )
-        command = RunningCommand(call, self._channel, self._host, self._clock).start()
+        command = RunningCommand(call, self._channel, self._host, self._clock, self._log).start()
         with self._lock:
             self._running[command.id] = command
         command.future.add_done_callback(partial(self._forget, command.id))
@@ -126,11 +131,8 @@ class Commands:
         with self._lock:
             self._running.pop(id, None)
 
-    def _words(
-        self, cmd: str | Sequence[str], cwd: str, env: Mapping[str, str], *, with_terminal: bool
-    ) -> bytes:
-        argv = [self.shell, "-c", cmd] if isinstance(cmd, str) else list(cmd)
-        _check(len(argv) > 0 and argv[0] != "", "cmd", cmd)
+    def _words(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], *, with_terminal: bool) -> bytes:
+        _check(len(argv) > 0 and argv[0] != "", "cmd", argv)
         for name in env:
             _check(name != "" and "=" not in name, "env", name)
         strings = [*argv, cwd, *env, *env.values()]

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from protocol.ids import new_id
 from sandbox import cgroups
+from sandbox.audit_log import SandboxLog, of_limits, policy_digest
 from sandbox.egress.service import shared_egress
 from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.guard.node import Guard, shared_guard
@@ -58,9 +59,11 @@ class Made:
     launched: Launched
     first_id: int  # of its ids on the host
     layer_at: Path
+    log: SandboxLog
 
     def give_back(self) -> None:
         """Ends it where nobody has taken it over."""
+        self.log.note("end", reason="not taken over")
         self.launched.control.close()  # upon which init ends, and the launcher with it
         self.ownership.release(self.launched.process)
 
@@ -128,12 +131,27 @@ def make(order: Order, content: Content | None) -> Made:
         )
         ownership.note_processes(launched)
         layer_at = Path(f"/proc/{launched.process.pid}", plan.layer_at(info.limits.layer))
-        return Made(order, info, prepared, ownership, launched, first_id, layer_at)
+        log = SandboxLog(state, info.id)
+        log.write("create", **_about(info))
+        return Made(order, info, prepared, ownership, launched, first_id, layer_at, log)
     except BaseException:
         if launched is not None:
             launched.control.close()  # upon which init ends, and the launcher with it
         ownership.release(launched.process if launched is not None else None)
         raise
+
+
+def _about(info: SandboxInfo) -> dict[str, object]:
+    return {
+        "owner": {"pid": os.getpid(), "uid": os.geteuid()},
+        "image": info.image,
+        "substrate": info.substrate,
+        "policy_sha256": policy_digest(info.policy),
+        "limits": of_limits(info.limits),
+        "lacking": [*info.lacking, *info.limits.degraded],
+        "labels": dict(info.labels),
+        "made_from": info.made_from,
+    }
 
 
 def _plan(

@@ -1,11 +1,13 @@
 """A command that runs: its output, its input, its deadline and its end."""
 
 import os
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.clock import Clock
+from sandbox.audit_log import SandboxLog
 from sandbox.cgroups import Counters
 from sandbox.channel import Channel
 from sandbox.errors import InvalidArgument, SandboxError, SandboxGone, translated
@@ -63,6 +65,7 @@ class Call:
     """What to run, checked. `stdin_stays_open`: more input may follow what is there."""
 
     words: bytes  # see `wire.exec_words`
+    about: Mapping[str, object]  # what the audit log says of them
     terminal: TerminalSize | None
     stdin: bytes
     stdin_stays_open: bool
@@ -76,12 +79,15 @@ class RunningCommand:
     """A command that has been started. `future` holds the CommandResult, or the error that kept it from
     starting; cancelling the future does not end the command, `kill` does. Thread-safe."""
 
-    def __init__(self, call: Call, channel: Channel, host: Host, clock: Clock) -> None:
+    def __init__(
+        self, call: Call, channel: Channel, host: Host, clock: Clock, log: SandboxLog | None
+    ) -> None:
         self.future: Future[CommandResult] = Future()
         self._call = call
         self._channel = channel
         self._host = host
         self._clock = clock
+        self._log = log
         self._outputs = (OutputBuffer(call.output_bytes), OutputBuffer(call.output_bytes))
         self._room = call.output_total_bytes  # for more of it
         self._input = Input(call.stdin, stays_open=call.stdin_stays_open, channel=channel)
@@ -100,6 +106,8 @@ class RunningCommand:
         self._paused_before_ns = self._host.paused_ns() or 0
         try:
             with translated("starting a command"):
+                if self._log is not None:
+                    self._log.write("exec", command=self._id, **self._call.about)
                 sent = self._send_off()
         except BaseException:
             self._drop()
@@ -122,9 +130,7 @@ class RunningCommand:
         )
         second = 0 if size is None else pack_size(size)
         handed = plumbing.hand_over()
-        return self._channel.open(
-            self._id, self, Kind.EXEC, first=plumbing.flags, second=second, fds=handed
-        )
+        return self._channel.open(self._id, self, Kind.EXEC, first=plumbing.flags, second=second, fds=handed)
 
     def _drop(self) -> None:
         """It has not been started."""
@@ -168,6 +174,8 @@ class RunningCommand:
     def kill(self) -> None:
         """Ends the command and all its processes; `wait` then gives reason `killed`. Does not block; nothing
         happens to a command that has ended."""
+        if self._log is not None and self._verdict is None and not self.future.done():
+            self._log.note("kill", command=self._id)
         self._end("killed")
         self._channel.wake()
 

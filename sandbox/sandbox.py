@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, overload
 
 from protocol.clock import Clock, SystemClock
+from sandbox.audit_log import network_digest
 from sandbox.channel import Channel
 from sandbox.commands import Commands
 from sandbox.egress.service import Egress
@@ -59,7 +60,7 @@ class Sandbox:
             on_failure.pop_all()
         shell, env = made.image.shell, made.image.env
         self.commands = Commands(
-            self._channel, self._life, clock, policy=info.policy, shell=shell, base_env=env
+            self._channel, self._life, clock, policy=info.policy, shell=shell, base_env=env, log=made.log
         )
         self.files = Files(self._channel, self._life)
         self.sessions = Sessions(self.commands, self.files)
@@ -184,8 +185,12 @@ class Sandbox:
                 hint="create it with `Policy(network=Network())`, which allows nothing, and change that",
                 sandbox_id=self.id,
             )
+        network = Network() if network == "none" else network
         with translated("changing the network policy", sandbox_id=self.id):
-            return connection.replace(Network() if network == "none" else network, expected_version)
+            if connection.version == expected_version:  # else it is refused, which is no deed
+                about = {"version": expected_version + 1, "network_sha256": network_digest(network)}
+                self._made.log.write("set_network", **about)
+            return connection.replace(network, expected_version)
 
     def pause(self) -> None:
         """Stops all that runs in it, memory kept, until `resume` or until anything is asked of it: a command,
@@ -221,7 +226,13 @@ class Sandbox:
         with translated("taking a snapshot", sandbox_id=self.id), self._life.held():
             store = Snapshots(self._made.order.state_dir)
             name = f"snap-{secrets.token_hex(6)}" if name is None else name
-            return store.keep(self._source(), name, max_bytes=self._content_limit(max_mb))
+            kept = store.keep(self._source(), name, max_bytes=self._content_limit(max_mb))
+            try:
+                self._made.log.write("snapshot", name=name, content_bytes=kept.content_bytes)
+            except BaseException:
+                kept.delete()
+                raise
+            return kept
 
     @overload
     def fork_fs(self) -> "Sandbox": ...
@@ -248,6 +259,7 @@ class Sandbox:
                     forks.append(Sandbox(make(self._fork_order(), replace(content, of=self.id))))
                     on_failure.callback(forks[-1].kill)
                     source.check()
+                    self._made.log.write("fork", into=forks[-1].id)
             on_failure.pop_all()
         return forks[0] if n is None else tuple(forks)
 
@@ -290,6 +302,8 @@ class Sandbox:
         """Ends the sandbox and frees all that it owns. Idempotent, from any thread and in any state; blocks
         until nothing is left (milliseconds). Commands that still run end with reason `killed`. CapacityError
         when the kernel holds on to a cgroup; `sandbox.audit.sweep` can try again later."""
+        if self._life.gone() is None:
+            self._made.log.note("kill")
         self._life.end("killed")
         self._channel.close()
         if self._release_error is not None:
@@ -303,6 +317,8 @@ class Sandbox:
         except SandboxError as error:
             self._release_error = error
         finally:
+            gone = self._life.gone()
+            self._made.log.note("end", reason="lost" if gone is None else gone.reason)
             self._life.close()
 
     def __enter__(self) -> Self:

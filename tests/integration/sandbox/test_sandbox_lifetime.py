@@ -16,6 +16,7 @@ import pytest
 
 from sandbox import AsyncSandbox, Sandbox
 from sandbox.audit import check_integrity, leftovers, sweep
+from sandbox.audit_log import entries
 from sandbox.cgroups import mount_roots
 from sandbox.errors import CapacityError, InvalidArgument, SandboxGone, StartError, UnsupportedError
 from sandbox.journal import Journal
@@ -194,6 +195,8 @@ def test_after_kill_9_of_the_owner_a_sweep_leaves_nothing(owner, tmp_path: Path)
 
     removed = sweep(tmp_path)
 
+    ends = {each["sandbox"]: each["reason"] for each in entries(tmp_path) if each["deed"] == "end"}
+    assert ends == {each.id: "swept" for each in records}
     assert {each.sandbox_id for each in removed if each.kind == "record"} == {each.id for each in records}
     assert sweep(tmp_path) == ()  # the second time it is silent
     assert leftovers(tmp_path) == ()

@@ -101,7 +101,7 @@ def test_down_is_silent_when_there_is_nothing(capsys: pytest.CaptureFixture[str]
     [[], ["demo"], ["serve"], ["up"], ["down"], ["status"], ["doctor"], ["chat"],
      ["eval", "run", "humaneval"], ["eval"], ["eval", "run"], ["sandbox"], ["team"], ["model"],
      ["sandbox", "run"], ["sandbox", "list"], ["sandbox", "sweep"], ["sandbox", "snapshots"],
-      ["team", "run"], ["team", "list"]],
+     ["sandbox", "log"], ["team", "run"], ["team", "list"]],
 )  # fmt: skip
 def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "--help"]) == 0

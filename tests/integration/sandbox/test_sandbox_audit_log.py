@@ -1,0 +1,111 @@
+"""Every deed is in the audit log, and nothing that a command was given."""
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox import Network, Policy, Sandbox
+from sandbox.audit_log import FILE_NAME, entries, of_argv
+from sandbox.errors import InvalidArgument, SandboxError
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="freezing and networks need root")
+
+
+def lines(state_dir: Path, box: Sandbox) -> list[dict]:
+    return [each for each in entries(state_dir) if each["sandbox"] == box.id]
+
+
+def deeds(state_dir: Path, box: Sandbox) -> list[str]:
+    return [each["deed"] for each in lines(state_dir, box)]
+
+
+def last(state_dir: Path, box: Sandbox, deed: str) -> dict:
+    return [each for each in lines(state_dir, box) if each["deed"] == deed][-1]
+
+
+@pytest.fixture
+def blocked(create, state_dir: Path) -> Iterator[Sandbox]:
+    """A sandbox whose log has become a link to a full disk."""
+    box, log, kept = create(), state_dir / FILE_NAME, state_dir / "kept"
+    log.rename(kept)
+    log.symlink_to("/dev/full")
+    yield box
+    log.unlink()
+    kept.rename(log)
+
+
+@needs_root
+def test_every_deed_is_in_the_log(create, state_dir: Path, egress):
+    policy = Policy(network=Network(), phases={"work": Network()})
+    box = create(policy=policy, egress=egress, labels={"team": "red\nblue"}, memory_mb=128)
+    assert box.commands.run(["/usr/bin/true"]).ok
+    endless = box.commands.start("sleep 60")
+    endless.kill()
+    endless.kill()
+    assert endless.wait(30).reason == "killed"
+    box.set_network("none", 1)
+    box.enter_phase("work", 2)
+    kept = box.snapshot("ready")
+    child = box.fork_fs()
+    kept.delete()
+    child.kill()
+    box.kill()
+    box.kill()
+    found = deeds(state_dir, box)
+    assert found == [
+        "create", "exec", "exec", "kill", "set_network", "set_network", "snapshot", "fork", "kill", "end",
+    ]  # fmt: skip
+    assert deeds(state_dir, child) == ["create", "kill", "end"]
+    created, forked = last(state_dir, box, "create"), last(state_dir, child, "create")
+    assert (created["substrate"], created["labels"]) == ("function", {"team": "red\nblue"})
+    assert created["limits"]["memory_bytes"] == 128 << 20
+    assert created["owner"] == {"pid": os.getpid(), "uid": os.geteuid()}
+    assert (created["made_from"], forked["made_from"]) == ("", box.id)
+    assert last(state_dir, box, "set_network")["version"] == 3
+    assert last(state_dir, box, "snapshot")["name"] == "ready"
+    assert last(state_dir, box, "fork")["into"] == child.id
+    assert last(state_dir, box, "end")["reason"] == "killed"
+
+
+def test_a_command_is_known_by_its_hash(box: Sandbox, state_dir: Path):
+    words = ["/usr/bin/echo", "a", "b c"]
+    command = box.commands.start(words)
+    command.wait(30)
+    line = last(state_dir, box, "exec")
+    assert line == {**line, **of_argv(words), "command": command.id}
+    assert (line["argc"], line["argv_bytes"]) == (3, len(b"/usr/bin/echo\0a\0b c"))
+
+
+def test_no_secret_is_in_the_log(box: Sandbox, state_dir: Path):
+    canary = f"canary-{secrets.token_hex(16)}"
+    box.commands.run(f"cat; echo {canary}", env={"TOKEN": canary}, stdin=canary)
+    with pytest.raises(InvalidArgument, match="cwd"):
+        box.commands.run(["true", canary], cwd=f"/{canary}")
+    assert deeds(state_dir, box) == ["create", "exec", "exec"]
+    text = (state_dir / FILE_NAME).read_text()
+    assert canary not in text
+    assert "cat;" not in text
+
+
+def test_it_is_its_owners_to_read_alone(box: Sandbox, state_dir: Path):
+    assert stat.S_IMODE((state_dir / FILE_NAME).stat().st_mode) == 0o600
+
+
+def test_a_sandbox_that_ends_by_itself_is_in_it_with_the_reason(create, state_dir: Path):
+    box = create(lifetime_s=0.05)
+    box._channel._thread.join(30)
+    assert deeds(state_dir, box) == ["create", "end"]
+    assert last(state_dir, box, "end")["reason"] == "expired"
+
+
+def test_what_cannot_be_logged_is_not_done(blocked: Sandbox, create):
+    with pytest.raises(SandboxError, match="starting a command"):
+        blocked.commands.run("touch made")
+    with pytest.raises(SandboxError, match="making a sandbox"):
+        create()
+    assert not blocked.files.exists("made")
+    blocked.kill()

@@ -1,0 +1,89 @@
+"""Lines of the audit log: whole, counted, rotated."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sandbox import audit_log
+from sandbox.audit_log import FILE_NAME, SandboxLog, entries, of_argv, policy_digest
+from sandbox.policy import Network, Policy
+
+
+def numbers(state_dir: Path) -> list[int]:
+    return [each["number"] for each in entries(state_dir)]
+
+
+def test_lines_of_many_writers_are_whole_and_in_order(tmp_path: Path):
+    def write(writer: int) -> None:
+        log = SandboxLog(tmp_path, f"sbx-{writer}")
+        for number in range(200):
+            log.write("exec", number=number, filler="x" * 500)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    for writer in range(8):
+        own = [each["number"] for each in entries(tmp_path) if each["sandbox"] == f"sbx-{writer}"]
+        assert own == list(range(200))
+
+
+def test_a_full_file_becomes_an_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(audit_log, "MAX_BYTES", 1_000)
+    monkeypatch.setattr(audit_log, "NUM_KEPT", 2)
+    log = SandboxLog(tmp_path, "sbx-1")
+    for number in range(100):
+        log.write("exec", number=number)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [FILE_NAME, f"{FILE_NAME}.1", f"{FILE_NAME}.2"]
+    assert all(path.stat().st_size < 1_200 for path in tmp_path.iterdir())
+    found = numbers(tmp_path)
+    assert found == list(range(found[0], 100))
+    assert 15 < len(found) < 40
+
+
+def test_rotation_by_several_at_once_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(audit_log, "MAX_BYTES", 4_000)
+    monkeypatch.setattr(audit_log, "NUM_KEPT", 1_000)
+
+    def write(writer: int) -> None:
+        log = SandboxLog(tmp_path, f"sbx-{writer}")
+        for number in range(100):
+            log.write("exec", number=number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    assert sorted(numbers(tmp_path)) == sorted(list(range(100)) * 8)
+
+
+def test_what_is_missed_is_counted_in_the_next_line(tmp_path: Path):
+    log = SandboxLog(tmp_path / "gone", "sbx-1")
+    log.note("kill", number=0)
+    log.note("end", number=1)
+    assert not (tmp_path / "gone").exists()
+    log.write("exec", number=2)
+    log.write("exec", number=3)
+    assert [each.get("missed", 0) for each in entries(tmp_path / "gone")] == [2, 0]
+
+
+def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path):
+    (tmp_path / FILE_NAME).write_text('{"number": 1}\n{"number"\n{"number": 2}\n')
+    assert numbers(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize("text", ["\n", "\udc80", "\x00", '"}', "é"])
+def test_no_text_makes_two_lines_of_one(tmp_path: Path, text: str):
+    SandboxLog(tmp_path, "sbx-1").write("create", labels={text: text})
+    assert (tmp_path / FILE_NAME).read_bytes().count(b"\n") == 1
+    assert json.loads((tmp_path / FILE_NAME).read_text())["labels"] == {text: text}
+
+
+def test_commands_differ_by_their_words():
+    assert of_argv(["a", "b c"]) != of_argv(["a", "b", "c"])
+    assert of_argv(["\udc80"])["argv_bytes"] == 1
+
+
+def test_equal_policies_have_one_digest():
+    both = frozenset({"landlock", "seccomp", "apparmor", "guard"})
+    assert policy_digest(Policy(without=both)) == policy_digest(Policy(without=frozenset(sorted(both))))
+    assert policy_digest(Policy()) != policy_digest(Policy(network=Network()))
