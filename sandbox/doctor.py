@@ -24,9 +24,11 @@ from sandbox.policy import Destination, Network, Policy, apparmor, apparmor_prof
 from sandbox.refusals import Attempt
 from sandbox.sandbox import Sandbox
 from sandbox.substrates import SUBSTRATES, SubstrateName
+from sandbox.substrates.container import RUNTIMES
 
 Status = Literal["enforced", "degraded", "missing", "unverified"]
 _PATIENCE_S = 20.0
+_OTHER_RUNTIMES = ("youki", "runsc", "kata-runtime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ def probe(*, state_dir: Path | None = None, toolkit: Path | None = None) -> tupl
         _apparmor(),
         _guard(state),
         _bubblewrap(),
-        *(_oci_runtime(name) for name in ("crun", "runc")),
+        *(_oci_runtime(name) for name in RUNTIMES),
+        *(_other_runtime(name) for name in _OTHER_RUNTIMES if shutil.which(name) is not None),
         *(_cgroup(name, state) for name in cgroups.CONTROLLERS),
         _socket_memory(),
         *(_substrate(name, state, tools, lacking) for name in SUBSTRATES),
@@ -219,6 +222,16 @@ def _oci_runtime(name: str) -> Capability:
         _reason(done),
         f"'container' sandboxes run by {other}, if that is there",
         f"apt-get install {name}",
+    )
+
+
+def _other_runtime(name: str) -> Capability:
+    return Capability(
+        name,
+        "unverified",
+        f"is there, and runtime={name!r} is taken; no test of this project has run with it",
+        "what is said of substrate 'container' is not known to hold",
+        "leave `runtime` out, or try the tests of tests/attacks with it",
     )
 
 

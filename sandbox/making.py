@@ -22,9 +22,11 @@ from sandbox.ownership import Ownership
 from sandbox.places import INIT_BINARY
 from sandbox.policy import Policy, Protection, apparmor, apparmor_profiles, landlock
 from sandbox.policy.apparmor import Profile
+from sandbox.shortfalls import tell_once
 from sandbox.snapshots import FIRST_ID, Content, Snapshot
 from sandbox.substrates import find_substrate
 from sandbox.substrates.base import HOSTNAME, UIDS_A_SANDBOX, Blueprint, LaunchPlan
+from sandbox.substrates.container import is_unverified
 
 # Uids that no distribution hands out to people or services, and that nspawn uses for the same purpose.
 _FIRST_UID, _LAST_UID = 0x00080000, FIRST_ID
@@ -46,6 +48,14 @@ class SandboxInfo:
     lacking: tuple[Protection, ...] = ()  # what this host does not have of what sandboxes get elsewhere
     hostname: str = HOSTNAME
     made_from: str = ""  # name of a snapshot, or id of the sandbox that it is a fork of
+    unverified: tuple[str, ...] = ()  # what takes part in making it and has not been tried by this project
+
+    @property
+    def shortfalls(self) -> tuple[str, ...]:
+        """What a sandbox gets by default elsewhere and this one does not have, since this host does not. What
+        a report should say beside figures and verdicts."""
+        chosen = tuple(f"{name} is off, as asked" for name in self.policy.without)
+        return (*self.lacking, *(each for each in self.limits.degraded if each not in chosen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,7 @@ def make(order: Order, content: Content | None) -> Made:
         lacking=_lacking(rules, profile, guard),
         hostname=order.hostname,
         made_from="" if content is None else content.of,
+        unverified=(f"runtime {order.runtime}",) if is_unverified(order.runtime) else (),
     )
     if content is not None and content.snapshot is not None:
         _check_fit(content.snapshot, info)
@@ -133,6 +144,7 @@ def make(order: Order, content: Content | None) -> Made:
         layer_at = Path(f"/proc/{launched.process.pid}", plan.layer_at(info.limits.layer))
         log = SandboxLog(state, info.id)
         log.write("create", **_about(info))
+        tell_once((*info.shortfalls, *(f"{each} is unverified" for each in info.unverified)))
         return Made(order, info, prepared, ownership, launched, first_id, layer_at, log)
     except BaseException:
         if launched is not None:
@@ -148,7 +160,9 @@ def _about(info: SandboxInfo) -> dict[str, object]:
         "substrate": info.substrate,
         "policy_sha256": policy_digest(info.policy),
         "limits": of_limits(info.limits),
-        "lacking": [*info.lacking, *info.limits.degraded],
+        "lacking": info.shortfalls,
+        "without": sorted(info.policy.without),
+        "unverified": info.unverified,
         "labels": dict(info.labels),
         "made_from": info.made_from,
     }

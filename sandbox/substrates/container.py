@@ -65,6 +65,11 @@ def find_runtime(name: str | None) -> str:
     raise UnsupportedError(f"substrate 'container' needs {wanted}", hint="apt-get install crun")
 
 
+def is_unverified(runtime: str | None) -> bool:
+    """Whether it is none of those that the tests run with; it is taken all the same."""
+    return runtime is not None and Path(runtime).name not in RUNTIMES
+
+
 def _own_cgroup(blueprint: Blueprint) -> str | None:
     """Below the sandbox's group, whose limits hold for all that is in it."""
     if not blueprint.cgroups:
