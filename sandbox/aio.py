@@ -292,6 +292,10 @@ class AsyncFiles:
         """See `Files.remove`."""
         await _threaded(self._files.remove, path)
 
+    async def rename(self, path: str, to: str) -> None:
+        """See `Files.rename`."""
+        await _threaded(self._files.rename, path, to)
+
     async def upload_dir(self, host_dir: Path | str, path: str, *, max_bytes: int = 256 << 20) -> int:
         """See `Files.upload_dir`."""
         return await _threaded(self._files.upload_dir, host_dir, path, max_bytes=max_bytes)

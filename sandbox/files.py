@@ -186,6 +186,20 @@ class Files:
             if time.monotonic() > give_up_s:
                 raise _file_error(errno.EBUSY, place)
 
+    def rename(self, path: str, to: str) -> None:
+        """Moves a file, a link or a directory, in one step, making the parents of `to`. A file or link that
+        is at `to` is replaced, and so is an empty directory by a directory; no link is followed. FileMissing
+        when there is nothing at `path`; FileError with `errno` EXDEV between file systems (/dev/shm),
+        ENOTEMPTY where `to` is a directory with something in it, EINVAL where it lies in `path`."""
+        place, target = _absolute(path), _absolute(to)
+        try:
+            self._ask(Kind.RENAME, place, to=target)
+        except FileMissing as error:
+            if error.errno != errno.ENOENT or not self.exists(place):
+                raise
+            self.make_dir(posixpath.dirname(target.rstrip("/")))
+            self._ask(Kind.RENAME, place, to=target)
+
     def upload_dir(self, host_dir: Path | str, path: str, *, max_bytes: int = 256 * MIB) -> int:
         """Copies regular files and directories of `host_dir` into `path`; the number of files. Links and
         other things on the host are left out, so nothing outside `host_dir` is ever read. InvalidArgument
@@ -295,15 +309,23 @@ class Files:
             os.close(fd)
 
     def _ask(
-        self, kind: Kind, place: str, first: int = 0, second: int = 0, *, fds: tuple[int, ...] = ()
+        self,
+        kind: Kind,
+        place: str,
+        first: int = 0,
+        second: int = 0,
+        *,
+        to: str = "",
+        fds: tuple[int, ...] = (),
     ) -> int:
         """The descriptor that came with the answer, -1 for none."""
         self._host.begin()
         reply = _Reply(self._host)
+        paths = f"{place}\0{to}" if to else place
         try:
             with translated("asking for a file"):
                 sent = self._channel.open(
-                    self._channel.new_id(), reply, kind, first=first, second=second, path=place, fds=fds
+                    self._channel.new_id(), reply, kind, first=first, second=second, path=paths, fds=fds
                 )
         except BaseException:
             reply.on_lost()
@@ -315,7 +337,8 @@ class Files:
         number, fd = answer
         if number:
             _close(fd)
-            raise _file_error(Trouble.NOT_REGULAR if number == errno.ENXIO else number, place)
+            where = f"{place} -> {to}" if to else place
+            raise _file_error(Trouble.NOT_REGULAR if number == errno.ENXIO else number, where)
         if kind != Kind.OPEN:
             _close(fd)  # which no honest init sends
         return fd
@@ -359,6 +382,7 @@ def _file_error(number: int, path: str) -> FileError:
     text = {
         Trouble.NOT_REGULAR: "is not a regular file",
         Trouble.TOO_DEEP: "is nested too deep",
+        Trouble.BAD_MESSAGE: "the sandbox's init is older than this; run `python -m sandbox.native.build`",
         Trouble.SPEAKS: "is a file of the kernel's, which answers to who reads it: let a command read it",
         errno.EFBIG: "is larger than allowed",
     }.get(number) or os.strerror(number)

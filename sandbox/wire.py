@@ -30,6 +30,7 @@ class Kind(IntEnum):
     WRITE = 4
     MKDIR = 5
     REMOVE = 6
+    RENAME = 7
     HELLO = 64
     DONE = 65
     EXIT = 66

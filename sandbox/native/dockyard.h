@@ -34,6 +34,7 @@ enum kind {
     WRITE = 4,  /* first: append or not, second: mode; path, descriptor of the content. DONE */
     MKDIR = 5,  /* path. DONE */
     REMOVE = 6, /* path, whole trees too. DONE; UNFINISHED when it is to be sent again: init serves others too */
+    RENAME = 7, /* two paths, a NUL between them. DONE; as rename(2) */
     /* init to host */
     HELLO = 64,    /* first: WIRE_VERSION */
     DONE = 65,     /* first: errno, 0 = success; above 1000 an enum trouble */
@@ -47,7 +48,7 @@ enum trouble { NOT_REGULAR = 1001, TOO_DEEP = 1002, BAD_MESSAGE = 1003, UNFINISH
 
 struct message {
     uint32_t id, kind, first, second;
-    char path[4096];
+    char path[8192]; /* room for two */
 };
 
 /* Descriptors of an EXEC, in the order of the wire. With a terminal the last three are not there, without input

@@ -72,6 +72,7 @@ uint32_t serve_file(const struct message *call, int content, int *opened) {
     case WRITE: return write_file(call, content);
     case MKDIR: return mkdir(call->path, 0755) ? (uint32_t)errno : 0;
     case REMOVE: return (uint32_t)remove_tree(call->path);
+    case RENAME: return rename(call->path, call->path + strlen(call->path) + 1) ? (uint32_t)errno : 0;
     default: return BAD_MESSAGE;
     }
 }

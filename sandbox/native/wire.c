@@ -25,14 +25,14 @@ void send_message(int socket, uint32_t id, enum kind kind, uint32_t first, uint3
 
 bool receive_message(int socket, struct message *message, int fds[MAX_FDS]) {
     union descriptors received;
-    struct iovec part = {message, sizeof *message - 1};
+    struct iovec part = {message, sizeof *message - 2};
     struct msghdr packet = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = received.bytes,
                             .msg_controllen = sizeof received.bytes};
     memset(fds, -1, MAX_FDS * sizeof *fds);
     ssize_t length = recvmsg(socket, &packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (length < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (length < (ssize_t)offsetof(struct message, path)) _exit(0);
-    ((char *)message)[length] = 0;
+    memset((char *)message + length, 0, 2); /* the end of a path, and of a second one where there is none */
     struct cmsghdr *header = CMSG_FIRSTHDR(&packet);
     if (header && header->cmsg_type == SCM_RIGHTS) memcpy(fds, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
     return true;

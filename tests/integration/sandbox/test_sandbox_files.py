@@ -48,6 +48,63 @@ def test_list_stat_exists_make_remove(box: Sandbox):
         box.files.remove("d")
 
 
+def test_rename_moves_and_replaces_in_one_step(box: Sandbox):
+    box.files.write("a", b"new", mode=0o755)
+    box.files.write("b", b"old")
+    box.files.rename("a", "b")
+    assert (box.files.read("b"), box.files.stat("b").mode) == (b"new", 0o755)
+    assert not box.files.exists("a")
+    box.files.rename("b", "/tmp/far/below/b c")
+    assert box.files.read("/tmp/far/below/b c") == b"new"
+    box.files.rename("/tmp/far", "tree")
+    assert box.files.read("tree/below/b c") == b"new"
+    box.files.rename("tree/below/b c", "tree/below/b c")
+    box.files.rename("tree/below/b c", "x" * 255)
+    assert box.files.read("x" * 255) == b"new"
+
+
+def test_rename_of_links_moves_the_links(box: Sandbox):
+    box.files.write("target", b"kept")
+    box.commands.run("ln -s target link; ln -s nowhere dangling")
+    box.files.rename("link", "dangling")
+    assert box.files.stat("dangling").target == "target"
+    box.files.write("other", b"1")
+    box.files.rename("other", "dangling")
+    assert (box.files.read("dangling"), box.files.read("target")) == (b"1", b"kept")
+
+
+def test_what_cannot_be_renamed_says_why(box: Sandbox):
+    box.files.write("d/e/f", b"")
+    box.files.write("g/h", b"")
+    with pytest.raises(FileMissing, match="/workspace/absent -> /workspace/new: No such file"):
+        box.files.rename("absent", "new")
+    for path, to, number in (
+        ("d", "d/e/x", errno.EINVAL),
+        ("d", "g", errno.ENOTEMPTY),
+        ("g/h", "d", errno.EISDIR),
+        ("g/h", "/dev/shm/h", errno.EXDEV),
+        ("g/h", "/usr/h", None),
+    ):
+        with pytest.raises(FileError) as refused:
+            box.files.rename(path, to)
+        assert number is None or refused.value.errno == number
+    with pytest.raises(FileMissing):
+        box.files.rename("g/h", "g/h/i")
+    assert box.files.read("g/h") == b""
+    for bad in ("", "a\0b", "x" * 5000):
+        with pytest.raises(InvalidArgument):
+            box.files.rename("g/h", bad)
+
+
+def test_paths_of_the_greatest_length_are_renamed(box: Sandbox):
+    deep = "/".join(["y" * 250] * 15)
+    long, longer = f"/workspace/{deep}/{'a' * 250}", f"/workspace/{deep}/{'b' * 250}"
+    assert len(long) > 4000
+    box.files.write(long, b"1")
+    box.files.rename(long, longer)
+    assert box.files.read(longer) == b"1"
+
+
 def test_missing_files_are_file_not_found_errors(box: Sandbox):
     with pytest.raises(FileNotFoundError, match="/absent: No such file"):
         box.files.read("/absent")

@@ -239,7 +239,8 @@ def test_asyncio(state_dir: Path, toolkit: Path, substrate: str):
             results = await asyncio.gather(*(box.commands.run(f"echo {index}") for index in range(10)))
             assert [result.stdout for result in results] == [f"{index}\n" for index in range(10)]
             await box.files.write("a", b"1")
-            assert await box.files.read("a") == b"1"
+            await box.files.rename("a", "below/b")
+            assert await box.files.read("below/b") == b"1"
         assert not box.is_running
 
     asyncio.run(work())
