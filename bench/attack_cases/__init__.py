@@ -32,7 +32,6 @@ CASES: tuple[Case, ...] = tuple(
 
 _NO_PROXY = "rules know addresses and names, and nothing of ours looks into TLS or HTTP"
 ABSENT: tuple[Absent, ...] = (
-    Absent(67, "a snapshot that holds setuid files", "there are no snapshots yet"),
     Absent(81, "metadata through a proxy that is allowed", _NO_PROXY),
     Absent(83, "DNS over HTTPS to a host that is allowed", _NO_PROXY),
     Absent(84, "names in TLS that differ from the host's, fronting, CONNECT, redirects", _NO_PROXY),

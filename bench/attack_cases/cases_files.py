@@ -2,6 +2,9 @@
 others."""
 
 import os
+import shutil
+import struct
+import subprocess
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +17,9 @@ from sandbox.errors import FileError, InvalidArgument
 
 SECRET = b"the host's own"
 _FULL = frozenset({"ENOSPC"})
+_NOBODY = 65534
+# A capability as a file has it: version 2, effective; permitted CAP_NET_RAW. Source: linux/capability.h.
+_MAY_SEND_RAW = struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0)
 _SHARED = ("/usr/bin/planted", "/etc/passwd", "/opt/toolkit/planted", "/.dockyard/planted", "/planted")
 
 
@@ -201,6 +207,56 @@ def _own(arena: Arena) -> Seen:
         return Seen(box.files.exists("/workspace/shared"), "it is there")
 
 
+def _plant(path: Path) -> None:
+    """A program that would run as root, with a capability; what it does is to print what it was given."""
+    shutil.copy("/usr/bin/cat", path)
+    os.chown(path, 0, 0)  # first: it takes the others away
+    path.chmod(0o4755)
+    os.setxattr(path, "security.capability", _MAY_SEND_RAW)
+
+
+def _gained(status: str) -> bool:
+    """Whether /proc/self/status has another effective user than a real one, or a capability."""
+    fields = dict(line.split(":\t", 1) for line in status.splitlines())
+    real, effective, *_ = fields["Uid"].split()
+    return real != effective or int(fields["CapPrm"], 16) != 0
+
+
+def _from_snapshot(arena: Arena) -> Seen:
+    """Setuid files and a capability: the sandbox's own, and such as only a host's root can have put there."""
+    with arena.sandbox(Box(alone=True)) as box:
+        assert box.commands.run("cp /usr/bin/cat own && chmod 6755 own && touch planted").ok
+        snapshot = box.snapshot()
+    try:
+        tree = arena.state_dir / "snapshots" / snapshot.name / "tree"
+        (planted,) = tree.rglob("planted")
+        _plant(planted)
+        with Sandbox.create(substrate=arena.substrate, snapshot=snapshot, state_dir=arena.state_dir,
+                            toolkit=arena.toolkit) as box:  # fmt: skip
+            seen = [box.commands.run(f"./{name} /proc/self/status") for name in ("own", "planted")]
+    finally:
+        snapshot.delete()
+    assert all(each.ok for each in seen), seen
+    gained = any(_gained(each.stdout) for each in seen)
+    return Seen(gained, "more rights than its user" if gained else "they run, and gain nothing")
+
+
+def _run_planted(arena: Arena) -> Seen:
+    path = arena.open_place / "planted"
+    _plant(path)
+    try:
+        words = [str(path), "/proc/self/status"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30,
+                              user=_NOBODY, group=_NOBODY, extra_groups=())  # fmt: skip
+    finally:
+        path.unlink()
+    return Seen(_gained(done.stdout), "runs as root, with a capability")
+
+
+def _no_root() -> str:
+    return "" if os.geteuid() == 0 else "only root can make a setuid file of root's"
+
+
 CASES: tuple[Case, ...] = (
     Case(60, "read-link", "a link to a file of the host, read by the platform", _read_link,
          frozenset({"FileMissing"}), "init resolves every path inside",
@@ -239,6 +295,10 @@ CASES: tuple[Case, ...] = (
     Case(67, "file-capability", "a capability on a program, to be found by who starts it later",
          _paths("capability_on_file", "/tmp/program"), frozenset({"EPERM"}), "no capability",
          Outside("namespace")),
+    Case(67, "snapshot", "setuid files and a capability in a snapshot that sandboxes are made of",
+         _from_snapshot, frozenset({"they run, and gain nothing"}),
+         "no_new_privs, nosuid mounts, no capability in the bounds",
+         Shown(_run_planted, "outside, as an ordinary user"), needs=_no_root),
     Case(69, "shared-layers", "files of the image, which others share", _paths("make_file", *_SHARED),
          frozenset({"EACCES", "EACCES EROFS", "EROFS"}), "read-only mounts, not its uid's to write, Landlock",
          Instead(("/workspace/planted",), "in the same sandbox, a file of /workspace")),
