@@ -96,6 +96,8 @@ def test_what_lies_in_protected_places_is_read_and_stays(create, kept):
     box = create(policy=DEEP, snapshot=kept)
     opened = [command for command in WRITES if tried(box, f"rm -rf there; {command}").exit_code == 0]
     assert opened == []
+    assert not tried(box, "mv /workspace /tmp/there").ok
+    assert not tried(box, "mv /workspace /there").ok
     assert tried(box, "cat tests/x a/b/tests/x").stdout == "kept\nkept\n"
     assert tried(box, "echo x > a/b/beside; mkdir a/b/new && mv a/b/new a/b/other && rm -r a/b/other").ok
 
