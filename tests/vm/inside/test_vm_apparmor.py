@@ -31,6 +31,7 @@ WRITES = (
     *("mv tests/x there", "mv tests there", "mv a/b/beside tests/x", "echo x >> a/b/tests/x"),
     *("mv a/b there && echo x >> there/tests/x", "mv a there && echo x >> there/b/tests/x"),
     *("mv a/b a/c && mkdir -p a/b/tests && echo x > a/b/tests/x", "mv a there && ln -s there a"),
+    *("chmod 700 a/b", "ln -s /tmp/none a/b/tests/there"),
 )
 
 
