@@ -88,7 +88,7 @@ class SleepyBox:
         self._box = box
         self._sleeps = sleeps
         self.read, self.write, self.remove = box.read, box.write, box.remove
-        self.snapshot, self.kill = box.snapshot, box.kill
+        self.snapshot, self.kill, self.shortfalls = box.snapshot, box.kill, box.shortfalls
 
     async def run(self, command: str, *, timeout_s: float) -> CommandResult:
         seconds = self._sleeps.get(command, 0.0)

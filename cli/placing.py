@@ -90,6 +90,7 @@ class PlacedBoxes:
 class _PlacedBox:
     def __init__(self, box: AgentSandbox, places: SandboxPlaces, place: str) -> None:
         self._box, self._places, self._place = box, places, place
+        self.shortfalls = box.shortfalls
 
     async def run(self, command: str, *, timeout_s: float) -> CommandResult:
         return await self._box.run(command, timeout_s=timeout_s)

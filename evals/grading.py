@@ -52,6 +52,7 @@ class Execution:
     stderr: str
     reason: str
     duration_ms: float
+    shortfalls: tuple[str, ...] = ()  # of its sandbox: what this host could not give it
 
 
 # Runs a Python script, given as files by name and the name to start, in a sandbox made for this one call.
@@ -66,6 +67,7 @@ class Grade:
     verdict: Verdict
     detail: str
     duration_ms: float | None = None  # of the tests; None where none ran
+    shortfalls: tuple[str, ...] = ()  # of the sandbox that they ran in
 
 
 async def grade_hidden(program: str, problem: Problem, execute: Execute) -> Grade:
@@ -96,7 +98,7 @@ def visible_tests(examples: Sequence[VisibleExample]) -> str:
 def judge(execution: Execution, *, begin: str, end: str) -> Grade:
     """The verdict on what a grading script left; it prints `begin` and, after the last test, `end`. Pure."""
     verdict, detail = _by_reason(execution) or _by_output(execution, begin, end)
-    return Grade(verdict, _short(detail), execution.duration_ms)
+    return Grade(verdict, _short(detail), execution.duration_ms, execution.shortfalls)
 
 
 def _by_reason(execution: Execution) -> tuple[Verdict, str] | None:

@@ -82,7 +82,7 @@ async def run_humaneval(
             )
             total = len(problems) * config.attempts
             runner = _Runner(
-                config, store, execute=execute, model=client, on_progress=on_progress, total=total
+                config, store, run_id, execute=execute, model=client, on_progress=on_progress, total=total
             )
             await _run_all(runner, store, run_id, problems, config.attempts)
     except BaseException:
@@ -119,6 +119,7 @@ class _Runner:
         self,
         config: HumanEvalConfig,
         store: Store,
+        run_id: str,
         *,
         execute: Execute,
         model: ModelClient,
@@ -126,7 +127,8 @@ class _Runner:
         total: int,
     ) -> None:
         self._config = config
-        self._store = store
+        self._store, self._run_id = store, run_id
+        self._shortfalls = frozenset[str]()  # on record
         self._execute = execute
         self._model = model
         self._on_progress = on_progress
@@ -171,7 +173,11 @@ class _Runner:
         if extraction.fault is not None:
             return "", Grade(extraction.fault, extraction.detail)
         async with self._grading:
-            return extraction.program, await grade_hidden(extraction.program, problem, self._execute)
+            grade = await grade_hidden(extraction.program, problem, self._execute)
+        if new := frozenset(grade.shortfalls) - self._shortfalls:
+            self._store.note_shortfalls(self._run_id, new)
+            self._shortfalls |= new
+        return extraction.program, grade
 
     async def _reply(self, trial: Trial, problem: Problem) -> str:
         """The reply on record, where an earlier try got that far, or a new one."""

@@ -46,6 +46,13 @@ def fresh_sandbox(
                 await sandbox.files.write(f"/workspace/{name}", data)
             # Isolated: no site directory of a user, no environment, nothing from the working directory.
             result = await sandbox.commands.run([INTERPRETER, "-I", script], timeout_s=settings.timeout_s)
-        return Execution(result.exit_code, result.stdout, result.stderr, result.reason, result.duration_ms)
+        return Execution(
+            result.exit_code,
+            result.stdout,
+            result.stderr,
+            result.reason,
+            result.duration_ms,
+            sandbox.info.shortfalls,
+        )
 
     return execute

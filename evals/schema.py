@@ -20,6 +20,14 @@ class RunRow(Base):
     ended_s: Mapped[float | None]
 
 
+class ShortfallRow(Base):
+    """What a run's sandboxes went without on their host."""
+
+    __tablename__ = "shortfalls"
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+
+
 class TrialRow(Base):
     """One attempt at one task."""
 

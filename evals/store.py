@@ -7,7 +7,7 @@ that is killed loses at most the stages under way. One `Store` belongs to one th
 
 import json
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import Session
 
-from evals.schema import Base, RunRow, TrialRow, TurnRow
+from evals.schema import Base, RunRow, ShortfallRow, TrialRow, TurnRow
 from evals.verdicts import Verdict
 from protocol.errors import InvalidInput
 from protocol.ids import new_id
@@ -126,6 +126,18 @@ class Store:
             row = _run_row(session, run_id)
             row.status = status
             row.ended_s = None if status == "running" else self._wall_s()
+
+    def note_shortfalls(self, run_id: str, names: Iterable[str]) -> None:
+        """Records what a run's sandboxes went without on their host. What is there stays."""
+        with self._session() as session:
+            for name in names:
+                session.merge(ShortfallRow(run_id=run_id, name=name))
+
+    def shortfalls(self, run_id: str) -> tuple[str, ...]:
+        """All of a run, in alphabetical order."""
+        with self._session() as session:
+            rows = session.scalars(select(ShortfallRow).filter_by(run_id=run_id))
+            return tuple(sorted(row.name for row in rows))
 
     def run(self, run_id: str) -> Run:
         """Raises `InvalidInput` for an unknown id."""

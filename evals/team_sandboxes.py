@@ -66,6 +66,7 @@ class Box:
     def __init__(self, sandbox: AsyncSandbox, config: BoxConfig) -> None:
         self._sandbox = sandbox
         self._config = config
+        self.shortfalls = sandbox.info.shortfalls
 
     async def run(self, command: str, *, timeout_s: float) -> CommandResult:
         result = await self._sandbox.commands.run(

@@ -190,8 +190,10 @@ class Team:
             with recorder.interval("harness", "connect"):
                 model = self._models(name)
             held.push_async_callback(_undisturbed, lambda: self._free(f"{name}'s connection", model.close))
-            with recorder.interval("sandbox.create"):
+            with recorder.interval("sandbox.create") as span:
                 sandbox = await self._sandboxes(f"{self.run_id}.{name}", self._workspace)
+                if sandbox.shortfalls:
+                    span.attributes["shortfalls"] = "; ".join(sandbox.shortfalls)
             self._open[name] = sandbox
             held.push_async_callback(
                 _undisturbed, lambda: self._free(f"{name}'s sandbox", lambda: self._close(name, sandbox))

@@ -61,6 +61,11 @@ class AgentSandbox(Protocol):
     Failures of the platform raise a `DockyardError`; a command that fails is a result, not an error.
     """
 
+    @property
+    def shortfalls(self) -> Sequence[str]:
+        """What the host could not give it of what boxes get elsewhere."""
+        ...
+
     async def run(self, command: str, *, timeout_s: float) -> CommandResult:
         """Runs a shell command in `/workspace`."""
         ...

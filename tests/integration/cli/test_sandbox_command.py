@@ -7,7 +7,8 @@ import sys
 def test_a_command_that_exits_with_130_was_not_interrupted() -> None:
     command = [sys.executable, "-m", "cli.main", "sandbox", "run", "--", "sh", "-c", "exit 130"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (130, "")
+    said = [line for line in done.stderr.splitlines() if "sandboxes lack on this host" not in line]
+    assert (done.returncode, said) == (130, [])
 
 
 def test_standard_input_reaches_the_command_where_it_is_asked_for() -> None:

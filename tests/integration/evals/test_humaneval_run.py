@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -226,6 +227,16 @@ def test_a_failing_sandbox_keeps_the_reply(serve, store, execute):
     result = asyncio.run(run_humaneval(config, store, flaky, run_id=result.run_id))
     assert result.verdicts == {"passed": 1}
     assert len(endpoint.requests) == 1  # graded twice more, asked once
+
+
+def test_what_the_graders_sandboxes_lack_is_on_record(serve, store, execute):
+    async def weaker(files, script):
+        return replace(await execute(files, script), shortfalls=("apparmor", "guard"))
+
+    result = asyncio.run(run_humaneval(config_for(serve(one_of_each), attempts=2), store, weaker))
+    assert store.shortfalls(result.run_id) == ("apparmor", "guard")
+    result = asyncio.run(run_humaneval(config_for(serve(one_of_each)), store, execute))
+    assert store.shortfalls(result.run_id) == ()
 
 
 def test_an_endpoint_that_is_not_there(serve, store, execute):

@@ -39,6 +39,11 @@ def test_a_right_program_passes(grade):
     assert result.duration_ms > 0
 
 
+def test_what_the_sandbox_lacks_is_in_the_grade(grade, monkeypatch):
+    monkeypatch.setattr("sandbox.making._profile", lambda rules, state: None)  # as on a host without AppArmor
+    assert "apparmor" in grade(RIGHT).shortfalls
+
+
 @pytest.mark.parametrize("task_id", ["HumanEval/0", "HumanEval/32", "HumanEval/38", "HumanEval/162"])
 def test_canonical_solutions_pass(grade, task_id):
     (problem,) = load_problems(task_ids=[task_id])

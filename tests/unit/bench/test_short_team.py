@@ -25,6 +25,7 @@ class Box:
         return None
 
     read = write = remove = snapshot = kill = nothing
+    shortfalls = ()
 
 
 def run_in(name, sleeps, *commands):

@@ -27,6 +27,14 @@ def test_a_run_from_start_to_end(store):
     assert [run.id for run in store.runs()] == [run_id]
 
 
+def test_what_sandboxes_went_without_is_kept_with_the_run(store):
+    run_id, other = store.start_run("humaneval", {}), store.start_run("humaneval", {})
+    store.note_shortfalls(run_id, ["guard", "apparmor"])
+    store.note_shortfalls(run_id, ["apparmor"])
+    assert store.shortfalls(run_id) == ("apparmor", "guard")
+    assert store.shortfalls(other) == ()
+
+
 def test_a_trial_through_its_stages(store):
     run_id = store.start_run("humaneval", {})
     trial = store.plan_trial(run_id, "t/0", 0)

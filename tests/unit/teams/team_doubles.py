@@ -55,7 +55,7 @@ class OpenBox:
 
     def __init__(self, name, tree):
         self.name = name
-        self.killed = 0
+        self.killed, self.shortfalls = 0, ("apparmor",)
         self._folder = tempfile.TemporaryDirectory(prefix="open-box-")
         self.root = Path(self._folder.name)
         for path, data in tree.files.items():

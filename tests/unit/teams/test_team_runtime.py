@@ -140,7 +140,8 @@ def test_the_events_of_a_team_leave_no_gap():
     assert attribution.untraced_share == 0
     assert scene.intervals("lead", "verify")
     for agent in ("lead", "ada", "bo"):
-        assert len(scene.intervals(agent, "sandbox.create")) == 1
+        (made,) = scene.intervals(agent, "sandbox.create")
+        assert made.attributes["shortfalls"] == "apparmor"
 
 
 def until(path):
