@@ -57,7 +57,12 @@ def test_two_threads_give_the_same_bits(fast: DeepseekServed, ids: list[int]):
 def test_experts_and_dense_weights_are_multiplied_as_they_ship(fast: DeepseekServed):
     for block in fast.text._blocks:
         experts = block._experts.experts
-        routed = {w.format for e in experts._experts.values() for dense in (e.gate, e.up, e.down) for w in dense.parts}
+        routed = {
+            w.format
+            for e in experts._experts.values()
+            for dense in (e.gate, e.up, e.down)
+            for w in dense.parts
+        }
         assert routed == {"mxfp4"}
         assert {w.format for w in experts._shared.gate.parts} == {"mxfp8"}
         assert {w.format for w in block._attention._output._wo_b.parts} == {"mxfp8"}
