@@ -72,9 +72,7 @@ class EngineWorker:
         self._hand_over = hand_over
         self._clock = SystemClock()
         self._inbox: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
-        self._server = TokenServer(
-            socket_path, self._inbox.put, lambda client: self._inbox.put(_Gone(client))
-        )
+        self._server = TokenServer(socket_path, self._receive, lambda client: self._inbox.put(_Gone(client)))
         self._gate = threading.Lock()  # between `call` and the end of the loop
         self._ended = ""  # why no call is answered any more
         self._owned: dict[str, int] = {}  # outputs, by request, that their client waits for from this worker
@@ -155,6 +153,12 @@ class EngineWorker:
         than half, by how much depends on the machine.
         """
         self._pace = factor
+
+    def _receive(self, message: Submit | Abort) -> None:
+        """In the socket's thread. What nobody waits for any more ends between two stages of its step."""
+        self._inbox.put(message)
+        if isinstance(message, Abort) and message.choice < 0:
+            self.engine.interrupt(message.request_id)
 
     def _run(self, config: EngineConfig, built: "Future[None]") -> None:
         _resolve(lambda: self._build(config), built)

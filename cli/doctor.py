@@ -1,8 +1,8 @@
-"""doctor: what works on this machine, found by trying it, and what the rest costs."""
+"""doctor: what works on this machine, and in a model, found by trying it, and what the rest costs."""
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -15,10 +15,17 @@ from cluster.state import StateFolder
 from sandbox import Capability
 from sandbox.doctor import probe
 
+if TYPE_CHECKING:
+    from engine.self_check import SelfCheck
+
+app = typer.Typer(invoke_without_command=True)
+
 _COLOURS = {"enforced": "green", "degraded": "yellow", "missing": "red", "unverified": "yellow"}
 
 
+@app.callback()
 def doctor(
+    context: typer.Context,
     config: Annotated[
         Path | None, typer.Option("--config", help="A YAML file with the configuration tree.")
     ] = None,
@@ -26,8 +33,12 @@ def doctor(
 ) -> None:
     """Try what this machine can do, and say what is missing, what that costs and how to mend it.
 
+    `dockyard doctor model NAME` checks a model instead.
+
     Example: dockyard doctor --json
     """
+    if context.invoked_subcommand is not None:
+        return
     settings = load_config(config)
     state = StateFolder(settings.state_dir)
     checks: list[Check | Capability] = [
@@ -45,3 +56,50 @@ def doctor(
         status = Text(check.status, colour)
         table.add_row(*map(Text, (check.name,)), status, *map(Text, (check.detail, check.cost, check.fix)))
     output.print(table)
+
+
+@app.command("model")
+def check_model(
+    model: Annotated[str, typer.Argument(help="A built-in name, or a folder of a DeepSeek-V4.1 model.")],
+    profile: Annotated[
+        Literal["exact", "fast"], typer.Option(help="How it computes: `fast` is what servers run.")
+    ] = "fast",
+    as_json: JsonFlag = False,
+) -> None:
+    """Check that what a model's encoder leaves is what its decoder reads, and time the stages. 1: it is not.
+
+    Loads the weights, and runs some ten prompts of a few hundred tokens.
+
+    Example: dockyard doctor model nano --json
+    """
+    from engine.model.registry import load_model  # torch: no other check needs it
+    from engine.self_check import check_model as check
+
+    loaded = load_model(model, profile=profile)
+    try:
+        found = check(loaded)
+    finally:
+        loaded.close()
+    if as_json:
+        print_json({"model": model, "profile": profile, "passed": found.passed, **asdict(found)})
+    else:
+        _print_model(found)
+    if not found.passed:
+        raise typer.Exit(1)
+
+
+def _print_model(found: "SelfCheck") -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("check", "", "found"):
+        table.add_column(heading, overflow="fold")
+    for finding in found.findings:
+        where = f"layers {', '.join(map(str, finding.layers))}: " if finding.layers else ""
+        status = Text("passed", "green") if finding.passed else Text("failed", "red")
+        table.add_row(Text(finding.check), status, Text(where + finding.detail))
+    output.print(table)
+    first = found.first_token
+    output.print(f"\nfirst token of {first.rows} rows: {first.time_ns / 1e6:.1f} ms")
+    for stage in first.stages:
+        of_time, of_work = f"{stage.share:.0%} of the time", f"{stage.planned:.0%} of the work"
+        output.print(f"  {stage.stage:8} {stage.time_ns / 1e6:8.1f} ms, {of_time}, {of_work}")
+    output.print(Text(f"  likely cause: {first.cause}"))

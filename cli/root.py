@@ -22,7 +22,7 @@ _COMMANDS = {
     "up": "cli.serve:up",
     "down": "cli.serve:down",
     "status": "cli.serve:status",
-    "doctor": "cli.doctor:doctor",
+    "doctor": "cli.doctor:app",
     "chat": "cli.chat:chat",
     "eval": "cli.evals:app",
     "model": "cli.models:app",

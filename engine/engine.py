@@ -21,6 +21,7 @@ from engine.handoff import Handoff, adopt, hand_over
 from engine.loading import Loading
 from engine.model.base import ChunkRows, Held, Model
 from engine.model.registry import load_model
+from engine.model.stages import StageInterrupted
 from engine.request import Request, Sequence
 from engine.residence import Residence, bytes_of
 from engine.results import EngineStatistics, StepResult, TokenOutput
@@ -74,6 +75,7 @@ class Engine:
         )
         self._sequences: dict[str, Sequence] = {}
         self._steps = self._rows = 0
+        self._stepping: frozenset[str] = frozenset()  # requests of the step that runs
 
     @property
     def max_positions(self) -> int:
@@ -149,7 +151,10 @@ class Engine:
         self._residence.tiers.renew(self.model.fingerprint, version)
 
     def step(self) -> StepResult:
-        """Run one step: every scheduled row through the model. Blocks for the length of it."""
+        """Run one step: every scheduled row through the model. Blocks for the length of it.
+
+        Behind `interrupt` it has no result, and its rows run in a later step.
+        """
         now_ns, waiting = self._clock.now_ns(), self._loading.waiting
         self._loading.advance(now_ns, idle=bool(waiting) and len(waiting) == len(self._sequences))
         plan = self._scheduler.schedule(now_ns)
@@ -157,11 +162,26 @@ class Engine:
         self._stamp(begun, plan.chunks)
         if not plan.chunks:
             return StepResult()
-        logits = self._run(plan.chunks)
+        try:
+            logits = self._run(plan.chunks)
+        except StageInterrupted:
+            return StepResult()
+        finally:
+            self._stepping = frozenset()
         result = self._postprocess(plan.chunks, logits)
         if self.events is not None:
             self.events.cut(time.time())
         return result
+
+    def interrupt(self, request_id: str | None = None) -> None:
+        """End the step that runs before its next stage: a hint, from any thread. The next one runs through.
+
+        `request_id`: only where the step has no other request, whose work would be thrown away. Nothing
+        happens between steps, and with a model without stages.
+        """
+        stages = self.state.stages
+        if stages is not None and (request_id is None or self._stepping == frozenset({request_id})):
+            stages.interrupt()
 
     def events_since(self, number: int) -> list[tuple[int, KvEventBatch]]:
         """What the prefix cache has taken in and given up, by step, with `kv_events` on.
@@ -219,6 +239,7 @@ class Engine:
         return EngineStatistics(
             self._steps, self._rows, self._scheduler.statistics(), self.pool.statistics(),
             residence.tiers.statistics(), residence.swapped_bytes, len(self._loading.waiting),
+            self.state.stages.times() if self.state.stages is not None else None,
         )  # fmt: skip
 
     def check_integrity(self) -> None:
@@ -301,8 +322,10 @@ class Engine:
     def _run(self, chunks: list[Chunk]) -> Tensor:
         """Logits [R, V] of the last row of each completing chunk, in order."""
         rows = [_rows_of(chunk) for chunk in chunks]
+        self._stepping = frozenset(chunk.sequence.request.id for chunk in chunks)
+        logits = self.state.run(rows)
         self._steps, self._rows = self._steps + 1, self._rows + sum(chunk.count for chunk in chunks)
-        return self.state.run(rows)
+        return logits
 
     def _postprocess(self, chunks: list[Chunk], logits: Tensor) -> StepResult:
         result = StepResult(num_rows=sum(chunk.count for chunk in chunks))

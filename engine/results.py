@@ -6,6 +6,7 @@ from engine.cache.block_pool import PoolStatistics
 from engine.cache.tiers import TierStatistics
 from engine.errors import InvalidRequest
 from engine.handoff import Handoff
+from engine.model.stages import StageTimes
 from engine.request import FinishReason, Stages
 from engine.scheduler.scheduler import SchedulerStatistics
 from protocol.sampling_reply import TokenLogprobs
@@ -44,3 +45,4 @@ class EngineStatistics:
     tiers: TierStatistics
     swapped_bytes: int  # that went to host memory, since the start
     loading: int  # requests that wait for the disk
+    stages: StageTimes | None = None  # of a model that has them

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.chat.tokenizer import ChatTokenizer
 from engine.errors import InvalidRequest
+from engine.model.stages import StageClock
 from kernels.operations import Operations
 from protocol.handoff import KvPayload, StateLayout
 
@@ -92,12 +93,20 @@ class State(Protocol):
         """Names the form of the entries in a hand-off."""
         ...
 
+    @property
+    def stages(self) -> StageClock | None:
+        """Of a model whose steps have stages."""
+        ...
+
     def begin(self, slot: int, token_ids: Sequence[int]) -> None:
         """A sequence takes the slot; its first row stands behind these ids."""
         ...
 
     def run(self, chunks: Sequence[ChunkRows]) -> Tensor:
-        """Rows through the model: logits [R, V] of those that want them, in order. Blocks."""
+        """Rows through the model: logits [R, V] of those that want them, in order. Blocks.
+
+        Raises StageInterrupted where `stages` was asked to; the sequences' rows can then run again.
+        """
         ...
 
     def layout(self, held: Held) -> StateLayout:

@@ -21,6 +21,7 @@ class LlamaState:
     """A State."""
 
     dtype = "float32"
+    stages = None
 
     def __init__(self, model: "LlamaModel", num_blocks: int, block_tokens: int) -> None:
         self._model = model

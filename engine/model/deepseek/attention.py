@@ -44,6 +44,8 @@ class LayerKeys:
         pool_PD = store_window(step, self._role.layer, view.windows, kv_TD)
         if self._compressor is not None:
             self._write_entries(step, projected)
+        if self._role.layer == step.cache.cut:
+            step.passed("bridge")
         return pool_PD
 
     def _write_entries(self, step: Step, projected: list[Tensor]) -> None:

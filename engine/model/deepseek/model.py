@@ -25,6 +25,7 @@ from engine.model.deepseek.rope import RotaryTables
 from engine.model.deepseek.rows import SequenceRows
 from engine.model.deepseek.step import Observer, Step
 from engine.model.deepseek.text_model import TextModel
+from engine.model.stages import StageClock
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
 from kernels.operations import Operations
@@ -80,6 +81,12 @@ class DeepseekModel(TextModel):
     def shape(self) -> DeepseekConfig:
         return self.config
 
+    @property
+    def interruptible(self) -> bool:
+        """Not with other ranks, which would wait, nor while Engram rows are on their way to the decoder."""
+        late = any(layer >= cut_layer(self.config) for layer in self.config.engram_layer_ids)
+        return self.exchange is None and not late
+
     def close(self) -> None:
         self._engram.close()
 
@@ -98,20 +105,25 @@ class DeepseekModel(TextModel):
         cache: SequenceCache,
         observer: Observer | None = None,
         images: ImageRows | None = None,
+        *,
+        clock: StageClock | None = None,
     ) -> Tensor:
         """Run the rows of several sequences through all layers; hidden states [T, C], collapsed.
 
         token_ids int64 [T], sequence after sequence, each of another slot; rows of `images` carry the image
         token. Rows that decoder layers do not see (`SequenceRows.decoder_from`) come out as zeros, and so do
-        all rows of the encoder alone. A row's bits depend on its sequence alone.
+        all rows of the encoder alone. A row's bits depend on its sequence alone. `clock` is told of encoder
+        and bridge as they have run, and may end the step there: StageInterrupted.
         """
         self._check(token_ids, sequences, cache)
-        step = Step(self.operations, cache, self._tables, list(sequences), observer)
+        step = Step(self.operations, cache, self._tables, list(sequences), observer, clock=clock)
         lookups = self._engram.issue(step, token_ids)
         image_T = self._image_rows(token_ids)
         stream = Stream.of(self.embed(token_ids, images), self.config.hc_mult)
         for block in self._blocks:
             layer = block.role.layer
+            if layer == cache.cut:
+                step.passed("encoder")
             if layer == cache.cut and image_T is not None and step.picked is not None:
                 image_T = image_T[step.picked]
             stream = block(step, stream, image_T, lookups)
@@ -120,6 +132,7 @@ class DeepseekModel(TextModel):
             if observer is not None:
                 observer.left(layer, stream, step.view(layer).queries)
         if self._cut_keys is not None:
+            step.passed("encoder")
             self._cut_keys(step, stream)
             return torch.zeros(len(token_ids), self.config.hidden_size)
         if step.picked is None:

@@ -95,6 +95,22 @@ def copy_block(cache: SequenceCache, source: int, target: int) -> None:
 
 def copy_slot(cache: SequenceCache, source: int, target: int) -> None:
     """All that a slot has, rollback rows included."""
+    for ring, size in _rings(cache):
+        ring[target * size : (target + 1) * size] = ring[source * size : (source + 1) * size]
+
+
+def save_slot(cache: SequenceCache, slot: int) -> list[Tensor]:
+    """A copy of all that a slot has, for `restore_slot`."""
+    return [ring[slot * size : (slot + 1) * size].clone() for ring, size in _rings(cache)]
+
+
+def restore_slot(cache: SequenceCache, slot: int, saved: Sequence[Tensor]) -> None:
+    for (ring, size), rows in zip(_rings(cache), saved, strict=True):
+        ring[slot * size : (slot + 1) * size] = rows
+
+
+def _rings(cache: SequenceCache) -> list[tuple[Tensor, int]]:
+    """What belongs to slots: flat rows, and how many of them a slot has."""
     rings = [(ring, cache.window_rows) for ring in cache.window_LF]
     rings += [
         (entries.open, cache.open_rows(entries.shape.width))
@@ -102,8 +118,7 @@ def copy_slot(cache: SequenceCache, source: int, target: int) -> None:
         if entries.open is not None
     ]
     rings.append((cache.lookback_F, cache.lookback_rows))
-    for ring, size in rings:
-        ring[target * size : (target + 1) * size] = ring[source * size : (source + 1) * size]
+    return rings
 
 
 def block_bytes(cache: SequenceCache) -> int:

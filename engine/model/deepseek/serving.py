@@ -13,7 +13,7 @@ from engine.errors import BrokenModelFile
 from engine.model import fingerprint
 from engine.model.base import ChunkRows, Held, ResumeRules
 from engine.model.deepseek import sequence_state
-from engine.model.deepseek.cache import SequenceCache
+from engine.model.deepseek.cache import ROLLBACK_ROWS, SequenceCache
 from engine.model.deepseek.rows import SequenceRows
 from engine.model.deepseek.sequence_state import (
     StateSpan,
@@ -23,6 +23,7 @@ from engine.model.deepseek.sequence_state import (
     layout,
 )
 from engine.model.deepseek.text_model import TextModel
+from engine.model.stages import StageClock, StageInterrupted
 from protocol.handoff import KvPayload, StateLayout
 
 
@@ -35,14 +36,35 @@ class DeepseekState:
         """`decoder`: decoder layers leave rows of prompts out, and their windows are not kept."""
         self._text = text
         self.cache = cache
+        self.stages = StageClock()
         self._window_layers = min(cache.cut + 1, len(cache.window_LF)) if decoder else len(cache.window_LF)
 
     def begin(self, slot: int, token_ids: Sequence[int]) -> None:
         self.cache.seed_lookback(slot, token_ids)
 
     def run(self, chunks: Sequence[ChunkRows]) -> Tensor:
+        """Raises StageInterrupted; then all that the sequences read is as before.
+
+        Of a longer chunk the slot is kept meanwhile. A shorter one writes over nothing that its rows read
+        when they run again, and entries in blocks come out the same.
+        """
+        interruptible = self._text.interruptible
+        self.stages.begin(interruptible=interruptible)
+        longer = [c.slot for c in chunks if interruptible and len(c.token_ids) > ROLLBACK_ROWS]
+        saved = [sequence_state.save_slot(self.cache, slot) for slot in longer]
+        try:
+            logits = self._forward(chunks)
+        except StageInterrupted:
+            for slot, rows in zip(longer, saved, strict=True):
+                sequence_state.restore_slot(self.cache, slot, rows)
+            raise
+        self.stages.passed("decoder")
+        return logits
+
+    def _forward(self, chunks: Sequence[ChunkRows]) -> Tensor:
         ids = [token for chunk in chunks for token in chunk.token_ids]
-        hidden_TC = self._text.forward(torch.tensor(ids), [_rows(chunk) for chunk in chunks], self.cache)
+        rows = [_rows(chunk) for chunk in chunks]
+        hidden_TC = self._text.forward(torch.tensor(ids), rows, self.cache, clock=self.stages)
         last_rows: list[int] = []
         end = 0
         for chunk in chunks:

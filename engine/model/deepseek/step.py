@@ -11,6 +11,7 @@ from engine.model.deepseek.core_attention import Entries, reads_caches
 from engine.model.deepseek.hyper_connections import Stream
 from engine.model.deepseek.rope import Angles, RotaryTables
 from engine.model.deepseek.rows import GroupPlan, Rows, SequenceRows, WindowPlan
+from engine.model.stages import Stage, StageClock
 from kernels.operations import Operations
 
 
@@ -78,8 +79,11 @@ class Step:
         tables: RotaryTables,
         sequences: list[SequenceRows],
         observer: Observer | None,
+        *,
+        clock: StageClock | None = None,
     ) -> None:
         self.operations, self.cache, self.observer = operations, cache, observer
+        self._clock = clock
         self.shared = Shared()
         self._tables = tables
         self._angles: dict[tuple[int, bool], Angles] = {}
@@ -89,6 +93,11 @@ class Step:
         self.kept, self.picked = self._trim(sequences)
         self._encoder = self._whole(self.rows)
         self._decoder: View | None = None
+
+    def passed(self, stage: Stage) -> None:
+        """Raises StageInterrupted where somebody asked for it."""
+        if self._clock is not None:
+            self._clock.passed(stage)
 
     def view(self, layer: int) -> View:
         """How a layer sees the step (section 1.3): the cut layer makes keys of all rows for the kept ones."""

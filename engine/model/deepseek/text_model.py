@@ -15,6 +15,7 @@ from engine.model.deepseek.cache import SequenceCache
 from engine.model.deepseek.rows import SequenceRows
 from engine.model.deepseek.shape import TextShape
 from engine.model.deepseek.step import Observer
+from engine.model.stages import StageClock
 from kernels.operations import Operations
 
 _BLOCK = 64
@@ -44,12 +45,22 @@ class TextModel(ABC):
         sequences: Sequence[SequenceRows],
         cache: SequenceCache,
         observer: Observer | None = None,
+        *,
+        clock: StageClock | None = None,
     ) -> Tensor:
-        """Run the rows of several sequences through all layers; hidden states [T, C], collapsed."""
+        """Run the rows of several sequences through all layers; hidden states [T, C], collapsed.
+
+        `clock` is told of the stages that a model has.
+        """
 
     @abstractmethod
     def head(self, hidden_TC: Tensor) -> Tensor:
         """Logits [T, V] of hidden states."""
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether a step may end between two stages."""
+        return False
 
     @property
     def block_tokens(self) -> int:

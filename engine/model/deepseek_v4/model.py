@@ -22,6 +22,7 @@ from engine.model.deepseek_v4.cache import DeepseekV4Cache, bytes_per_token
 from engine.model.deepseek_v4.config import DeepseekV4Config
 from engine.model.deepseek_v4.hyper_head import HyperHead
 from engine.model.deepseek_v4.step import V4Step
+from engine.model.stages import StageClock
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
 from kernels.operations import Operations
@@ -67,11 +68,14 @@ class DeepseekV4Model(TextModel):
         sequences: Sequence[SequenceRows],
         cache: SequenceCache,
         observer: Observer | None = None,
+        *,
+        clock: StageClock | None = None,
     ) -> Tensor:
         """Run the rows of several sequences through all layers; hidden states [T, C], collapsed.
 
         token_ids int64 [T], sequence after sequence, each of another slot. A row's bits depend on its
-        sequence alone. The observer sees the streams behind each layer, with the mix of none.
+        sequence alone. The observer sees the streams behind each layer, with the mix of none. There are no
+        stages to tell a `clock` of.
         """
         step = self.step(token_ids, sequences, cache, observer)
         stream = Stream.of(self.embed(token_ids), self.config.hc_mult)

@@ -98,7 +98,7 @@ def test_down_is_silent_when_there_is_nothing(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["demo"], ["serve"], ["up"], ["down"], ["status"], ["doctor"], ["chat"],
+    [[], ["demo"], ["serve"], ["up"], ["down"], ["status"], ["doctor"], ["doctor", "model"], ["chat"],
      ["eval", "run", "humaneval"], ["eval"], ["eval", "run"], ["sandbox"], ["team"], ["model"],
      ["sandbox", "run"], ["sandbox", "list"], ["sandbox", "sweep"], ["sandbox", "snapshots"],
      ["sandbox", "log"], ["team", "run"], ["team", "list"]],
