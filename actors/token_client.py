@@ -90,11 +90,12 @@ class TokenClient:
         arrived_ns: int = 0,
         *,
         choices: int = 1,
+        cache_salt: str = "",
     ) -> AsyncGenerator[Tokens]:
         """Tokens of all outputs, in order within each, until each has a finish reason. Raises RequestFailed.
 
         `arrived_ns`: when the request had come, on this host's monotonic clock; 0: now. `choices`: outputs
-        for the one prompt, of which `give_up` ends one.
+        for the one prompt, of which `give_up` ends one. `cache_salt`: prefixes are shared within it alone.
 
         Closing the iterator early, cancelling its task, or a failure aborts the request on every worker: one
         that has lost the other would go on with it.
@@ -115,6 +116,7 @@ class TokenClient:
                     arrived_ns or self._clock.now_ns(),
                     priority,
                     choices,
+                    cache_salt=cache_salt,
                 ),
             )
             async with aclosing(_in_order(inbox)) as ordered:

@@ -17,6 +17,7 @@ from engine.errors import InvalidRequest
 from gateway.chat_body import ChatBody, ChatMessage, NamedTool, check_chat, parse_chat
 from gateway.chat_sampling import (
     chat_logprobs,
+    read_cache_salt,
     read_choices,
     read_max_tokens,
     read_priority,
@@ -59,7 +60,7 @@ def prepare_chat(
     generation = Generation(
         prompt.ids, read_choices(body, sampling, config), read_priority(body),
         reader=partial(form.reader, conversation, prompt, may_call=may_call),
-        names_tool=isinstance(body.tool_choice, NamedTool),
+        names_tool=isinstance(body.tool_choice, NamedTool), cache_salt=read_cache_salt(body),
     )  # fmt: skip
     options = body.stream_options or StreamOptions()
     return Asked((generation,), bool(body.stream), options.include_usage)

@@ -11,6 +11,7 @@ from protocol.sampling import SamplingParams, Structure
 
 _STOP_CHARS = 512  # of one string: each token's text is searched for all of it
 _MOST_STOPS = 16
+_SALT_CHARS = 1024
 _MOST_BIASES = 1024  # as vLLM; OpenAI has 300
 
 
@@ -68,6 +69,19 @@ def read_choices(
 def read_priority(body: SamplingBody) -> int:
     """Raises InvalidRequest."""
     return int(within("priority", body.priority or 0, -(2**31), 2**31))
+
+
+def read_cache_salt(body: SamplingBody) -> str:
+    """Requests share cached prefixes with those of the same salt alone. Raises InvalidRequest."""
+    salt = body.cache_salt
+    if salt is None:
+        return ""
+    if not 0 < len(salt) <= _SALT_CHARS:
+        raise InvalidRequest(
+            f"cache_salt has {len(salt)} characters, expected 1 to {_SALT_CHARS}",
+            parameter="cache_salt", hint="leave it out to share cached prefixes with all that have none",
+        )  # fmt: skip
+    return salt
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:

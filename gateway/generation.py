@@ -18,6 +18,7 @@ class Generation:
     first_choice: int = 0  # the number of its first choice in the reply
     reader: Callable[[], ReplyReader] = PlainReader
     names_tool: bool = False  # the request has said which tool: the finish reason is then not `tool_calls`
+    cache_salt: str = ""  # cached prefixes are shared with requests of the same salt alone
 
 
 @dataclass(frozen=True, slots=True)

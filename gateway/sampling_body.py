@@ -66,6 +66,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = None
+    cache_salt: str | None = None
     # Not done: see check_done.
     bad_words: Any = None
     allowed_token_ids: Any = None

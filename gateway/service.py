@@ -50,7 +50,7 @@ class ChatService:
         }
         generating = self.client.generate(
             generation.prompt_ids, generation.choices[0], generation.priority, generation.arrived_ns,
-            choices=len(readers),
+            choices=len(readers), cache_salt=generation.cache_salt,
         )  # fmt: skip
         async with aclosing(generating) as tokens:
             async for batch in tokens:
