@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from protocol.wire import MAX_FRAME_BYTES, FromEngine, ToEngine
+from protocol.wire import MAX_FRAME_BYTES, Failed, FromEngine, ToEngine, Tokens
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
@@ -21,8 +21,17 @@ def pack_to_engine(message: ToEngine) -> bytes:
 
 
 def pack_from_engine(messages: Sequence[FromEngine]) -> bytes:
-    """All of a step's messages for one client in one frame."""
-    return _frame(_encoder.encode(messages))
+    """All of a step's messages for one client: in one frame, or in as many as their bytes take.
+
+    Instead of a message that fits in none its client is told so.
+    """
+    body = _encoder.encode(messages)
+    if len(body) <= MAX_FRAME_BYTES:
+        return _frame(body)
+    if len(messages) == 1:
+        return _frame(_encoder.encode([_too_large(messages[0], len(body))]))
+    half = len(messages) // 2
+    return pack_from_engine(messages[:half]) + pack_from_engine(messages[half:])
 
 
 async def read_to_engine(reader: asyncio.StreamReader) -> ToEngine:
@@ -39,6 +48,14 @@ async def read_from_engine(reader: asyncio.StreamReader) -> list[FromEngine]:
         return _from_engine.decode(await _read(reader))
     except msgspec.DecodeError as error:
         raise BrokenFrame(str(error)) from error
+
+
+def _too_large(message: FromEngine, size: int) -> Failed:
+    fault = f"{size} bytes in one message, more than {MAX_FRAME_BYTES}"
+    if isinstance(message, Tokens) and message.prompt_logprobs:
+        fault = f"prompt_logprobs: {fault} (ask for fewer, or for a shorter prompt's)"
+        return Failed(message.request_id, "invalid", fault, "prompt_logprobs")
+    return Failed(message.request_id, "internal", fault)
 
 
 def _frame(body: bytes) -> bytes:

@@ -110,6 +110,8 @@ class TokenServer:
             writer = self._clients.get(client)
             if writer is None or writer.is_closing():
                 continue
-            writer.write(pack_from_engine(messages))
+            # Looked at before: what one step has for a client may be more than the bound.
             if writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
                 writer.transport.abort()
+                continue
+            writer.write(pack_from_engine(messages))

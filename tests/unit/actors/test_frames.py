@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from actors.frames import BrokenFrame, pack_from_engine, pack_to_engine, read_from_engine, read_to_engine
 from protocol.sampling import SamplingParams
-from protocol.wire import MAX_FRAME_BYTES, Abort, Failed, Hello, Submit
+from protocol.sampling_reply import TokenLogprob, TokenLogprobs
+from protocol.wire import MAX_FRAME_BYTES, Abort, Failed, FromEngine, Hello, Submit, Tokens
 
 MESSAGES = [Hello("gw-1"), Submit("gw-1/0", (1, 2, 3), SamplingParams(stop=("x",)), 5), Abort("gw-1/0")]
 
@@ -47,7 +48,40 @@ def test_a_length_beyond_the_bound_is_not_waited_for() -> None:
     with pytest.raises(BrokenFrame, match="exceeds"):
         asyncio.run(read_all([(MAX_FRAME_BYTES + 1).to_bytes(4, "big")], 1))
     with pytest.raises(BrokenFrame, match="exceeds"):
-        pack_from_engine([Failed("r", "internal", "x" * (MAX_FRAME_BYTES + 1))])
+        pack_to_engine(Hello("x" * (MAX_FRAME_BYTES + 1)))
+
+
+async def read_batches(data: bytes) -> list[list[FromEngine]]:
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    reader.feed_eof()
+    found: list[list[FromEngine]] = []
+    while not reader.at_eof():
+        found.append(await read_from_engine(reader))
+    return found
+
+
+def test_a_step_of_more_than_a_frame_comes_in_several_in_order() -> None:
+    step = [Failed(f"gw-1/{n}", "lost", "x" * (3 << 20)) for n in range(11)]
+    batches = asyncio.run(read_batches(pack_from_engine(step)))
+    assert len(batches) > 1
+    assert [message for batch in batches for message in batch] == step
+
+
+def test_a_message_that_fits_in_no_frame_fails_its_request_and_no_other() -> None:
+    told = (TokenLogprobs(1, -1.5, 1, (TokenLogprob(1, -1.5),) * 20),) * 90_000
+    step = [Failed("gw-1/0", "lost", "a"), large(told), Failed("gw-1/2", "internal", "x" * (17 << 20))]
+    messages = [m for batch in asyncio.run(read_batches(pack_from_engine(step))) for m in batch]
+    assert messages[0] == step[0]
+    _, second, third = messages
+    assert isinstance(second, Failed)
+    assert (second.request_id, second.code, second.parameter) == ("gw-1/1", "invalid", "prompt_logprobs")
+    assert isinstance(third, Failed)
+    assert (third.request_id, third.code) == ("gw-1/2", "internal")
+
+
+def large(prompt_logprobs: tuple[TokenLogprobs, ...]) -> Tokens:
+    return Tokens("gw-1/1", 0, (5,), None, 1, 2, 3, 4, 5, 0, prompt_logprobs=prompt_logprobs)
 
 
 def test_a_step_s_messages_come_as_one_batch() -> None:

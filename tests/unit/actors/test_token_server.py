@@ -1,5 +1,6 @@
 """The engine's end of the token sockets: its thread and its loop are there from `start` to `stop` only."""
 
+import asyncio
 import gc
 import threading
 from pathlib import Path
@@ -7,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from actors.engine_worker import EngineWorker
+from actors.frames import pack_to_engine, read_from_engine
 from actors.token_server import TokenServer
 from engine.config import EngineConfig
 from protocol.errors import DockyardError, ResourceShortage
-from protocol.wire import Failed
+from protocol.wire import Abort, Failed, FromEngine, Hello
 
 
 def server(path: Path) -> TokenServer:
@@ -50,3 +52,24 @@ def test_an_engine_that_cannot_be_built_leaves_no_loop_open(tmp_path: Path) -> N
     with pytest.raises(DockyardError):
         EngineWorker(EngineConfig(model=str(tmp_path / "none.gguf")), tmp_path / "a.sock")
     gc.collect()  # an open loop would warn here, which is an error
+
+
+def test_a_step_of_more_than_a_frame_reaches_a_client_that_reads_whole(tmp_path: Path) -> None:
+    step = [Failed(f"gw-1/{n}", "lost", "x" * (3 << 20)) for n in range(11)]
+    known = threading.Event()
+    it = TokenServer(tmp_path / "a.sock", lambda message: known.set(), lambda client: None)
+    it.start()
+
+    async def receive() -> list[FromEngine]:
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "a.sock"))
+        writer.write(pack_to_engine(Hello("gw-1")) + pack_to_engine(Abort("gw-1/99")))
+        await asyncio.to_thread(known.wait, 10)
+        it.send(step)
+        found: list[FromEngine] = []
+        while len(found) < len(step):
+            found += await asyncio.wait_for(read_from_engine(reader), 10)
+        writer.close()
+        return found
+
+    assert asyncio.run(receive()) == step
+    it.stop()
