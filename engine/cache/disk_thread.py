@@ -1,4 +1,8 @@
-"""The one thread that reads and writes a disk tier, so that no step waits for a disk."""
+"""The one thread that reads and writes a disk tier, so that no step waits for a disk.
+
+Requests with one prefix ask for the same entries: each is read once for all who wait for it, and not at all
+where nobody does any more.
+"""
 
 import threading
 from collections import deque
@@ -13,12 +17,16 @@ Loaded = Callable[[KvPayload | None], None]
 """Gets an entry, or None, in the disk's thread."""
 
 
-@dataclass(frozen=True, slots=True)
+Wanted = Callable[[], bool]
+"""Whether somebody still waits. Asked in the disk's thread; must not block."""
+
+
+@dataclass(slots=True)
 class _Load:
     kind: Kind
     key: bytes
     tag: bytes
-    loaded: Loaded
+    waiters: list[tuple[Loaded, Wanted]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,7 @@ class DiskThread:
         self._lock = threading.Condition()
         self._tier_lock = threading.Lock()  # the auditor looks between two jobs
         self._loads: deque[_Load] = deque()
+        self._loading: dict[tuple[Kind, bytes, bytes], _Load] = {}  # those, and the one that is being read
         self._stores: deque[_Store] = deque()
         self._waiting_bytes = self._dropped = 0
         self._busy = self._closed = False
@@ -49,14 +58,21 @@ class DiskThread:
         """Whether there seems to be a file; does not wait for one that is being read."""
         return self._tier.seems_there(kind, key)
 
-    def load(self, kind: Kind, key: bytes, tag: bytes, loaded: Loaded) -> None:
+    def load(self, kind: Kind, key: bytes, tag: bytes, loaded: Loaded, wanted: Wanted = lambda: True) -> None:
+        """`loaded` is called once in any case, with None where `wanted` says no by then."""
         with self._lock:
-            self._loads.append(_Load(kind, key, tag, loaded))
+            load = self._loading.get((kind, key, tag))
+            if load is None:
+                load = self._loading[kind, key, tag] = _Load(kind, key, tag, [])
+                self._loads.append(load)
+            load.waiters.append((loaded, wanted))
             self._lock.notify_all()
 
-    def store(self, kind: Kind, key: bytes, tag: bytes, payload: KvPayload) -> None:
+    def store(self, kind: Kind, key: bytes, tag: bytes, payload: KvPayload, *, bounded: bool = True) -> None:
+        """`bounded=False`: however much waits; for what is in memory anyway, before `close`."""
         with self._lock:
-            if self._closed or self._waiting_bytes + payload.nbytes > self._max_waiting_bytes:
+            full = bounded and self._waiting_bytes + payload.nbytes > self._max_waiting_bytes
+            if self._closed or full:
                 self._dropped += 1
                 return
             self._waiting_bytes += payload.nbytes
@@ -88,15 +104,47 @@ class DiskThread:
             self._tier.check_integrity()
 
     def _run(self) -> None:
+        """Goes on whatever happens: without this thread each request would wait out its time for the disk."""
         while (job := self._next()) is not None:
             if isinstance(job, _Load):
-                with self._tier_lock:
-                    payload = self._tier.get(job.kind, job.key, job.tag)
-                job.loaded(payload)
+                self._answer(job, self._read(job))
             else:
-                with self._tier_lock:
-                    self._tier.put(job.kind, job.key, job.tag, job.payload)
+                self._write(job)
             self._done(job)
+
+    def _read(self, load: _Load) -> KvPayload | None:
+        with self._lock:
+            if not any(wanted() for _, wanted in load.waiters):
+                self._forget(load)
+                return None
+        try:
+            with self._tier_lock:
+                return self._tier.get(load.kind, load.key, load.tag)
+        except Exception as error:  # a miss, and counted
+            self._tier.count_failure(error)
+            return None
+
+    def _write(self, store: _Store) -> None:
+        try:
+            with self._tier_lock:
+                self._tier.put(store.kind, store.key, store.tag, store.payload)
+        except Exception as error:  # not stored, and counted
+            self._tier.count_failure(error)
+
+    def _answer(self, load: _Load, payload: KvPayload | None) -> None:
+        """Whoever asks from here on has it read anew."""
+        with self._lock:
+            self._forget(load)
+        for loaded, _ in load.waiters:
+            try:
+                loaded(payload)
+            except Exception as error:  # the others are answered too
+                self._tier.count_failure(error)
+
+    def _forget(self, load: _Load) -> None:
+        """Nobody joins it from here on. The lock is held."""
+        if self._loading.get((load.kind, load.key, load.tag)) is load:
+            del self._loading[load.kind, load.key, load.tag]
 
     def _next(self) -> _Load | _Store | None:
         with self._lock:

@@ -2,12 +2,16 @@
 
 A file is written under another name and renamed once it is complete, and its checksum is looked at when it
 is read: whatever a crash leaves, at any byte, is either the whole entry or none. Several processes may share
-a folder; each knows of the others' files when it starts, and finds newer ones by their names.
+a folder; each knows of the others' files when it starts, and finds newer ones by their names. Each bounds
+what it knows of, so a folder holds at most the sum of their bounds. Files of other names are never touched.
 """
 
+import contextlib
 import errno
 import itertools
 import os
+import re
+import stat
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,6 +23,8 @@ from engine.errors import UnusableTier
 from protocol.handoff import KvPayload
 
 _PART = ".part"  # of names of files that are being written
+_ENTRY_NAME = re.compile(r"[0-9a-f]{32}\.(block|windows)")
+_PART_NAME = re.compile(rf"{_ENTRY_NAME.pattern}\.\d+-\d+\{_PART}")
 _ABANDONED_S = 3600.0  # a file still being written after an hour is nobody's
 _FULL_FOR_S = 10.0  # after a full disk nothing is written for so long
 
@@ -33,7 +39,7 @@ class DiskStatistics:
     evictions: int
     expired: int
     corrupt: int  # files that were not whole, or of something else; they are removed
-    failures: int  # reads and writes that the system refused
+    failures: int  # reads, writes and looks that the system refused
     skipped: int  # writes that were not tried: the disk was full a moment before
     last_error: str
 
@@ -72,6 +78,7 @@ class DiskTier:
     _full_until_s: float = 0.0
     _names: "itertools.count[int]" = field(default_factory=itertools.count)
     _counts: _Counts = field(default_factory=_Counts)
+    _failed_looks: int = 0  # of its own, since any thread counts here
 
     def __post_init__(self) -> None:
         """Reads the folder. Raises UnusableTier where it cannot be made, read or written."""
@@ -88,12 +95,19 @@ class DiskTier:
             ) from error
 
     def seems_there(self, kind: Kind, key: bytes) -> bool:
-        """Whether there is a file. Changes nothing and waits for nobody: any thread may ask."""
+        """Whether there is a file. Changes no entry and waits for no other call: any thread may ask."""
         name = _name(kind, key)
         found = self._files.get(name)
         if found is not None:
             return self.now_s() - found.used_s <= self.ttl_s
-        return self._path(name).exists()
+        try:
+            self._path(name).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            self._failed_looks += 1
+            return False
+        return True
 
     def contains(self, kind: Kind, key: bytes) -> bool:
         """Whether there is a file, of another process perhaps; it may turn out not to be whole."""
@@ -148,7 +162,7 @@ class DiskTier:
         c = self._counts
         return DiskStatistics(
             len(self._files), self._bytes, c.hits, c.misses, c.stored, c.evictions, c.expired, c.corrupt,
-            c.failures, c.skipped, c.last_error,
+            c.failures + self._failed_looks, c.skipped, c.last_error,
         )  # fmt: skip
 
     def check_integrity(self) -> None:
@@ -165,11 +179,17 @@ class DiskTier:
             part.replace(path)
         except OSError as error:
             self._fail(error)
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what refuses a write may refuse this
+                part.unlink()
             return False
         self._counts.stored += 1
         self._add(name, len(data), self.now_s())
         return True
+
+    def count_failure(self, error: Exception) -> None:
+        """Of a read or write that ended in something that is no OSError."""
+        self._counts.failures += 1
+        self._counts.last_error = f"{self.root}: {type(error).__name__}: {error}"
 
     def _fail(self, error: OSError) -> None:
         self._counts.failures += 1
@@ -180,12 +200,19 @@ class DiskTier:
     def _read_folder(self) -> None:
         found: list[tuple[float, str, int]] = []
         for path in self.root.glob("??/*"):
-            status = path.stat()
-            if path.name.endswith(_PART):
-                if self.now_s() - status.st_mtime > _ABANDONED_S:
-                    path.unlink(missing_ok=True)
-            else:
+            is_part = _PART_NAME.fullmatch(path.name) is not None
+            if not (is_part or _ENTRY_NAME.fullmatch(path.name)) or path.parent.name != path.name[:2]:
+                continue
+            try:
+                status = path.lstat()
+            except FileNotFoundError:  # another process has renamed or evicted it meanwhile
+                continue
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            if not is_part:
                 found.append((status.st_mtime, path.name, status.st_size))
+            elif self.now_s() - status.st_mtime > _ABANDONED_S:
+                path.unlink(missing_ok=True)
         for used_s, name, size in sorted(found):
             self._add(name, size, used_s)
         self._expire()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine.cache.disk_thread import DiskThread
 from engine.cache.disk_tier import DiskStatistics, DiskTier
-from engine.cache.entry import Kind, model_tag
+from engine.cache.entry import HEADER_BYTES, Kind, model_tag
 from engine.cache.host_tier import HostStatistics, HostTier
 from engine.cache.tier_config import TierConfig
 from engine.model.base import Held
@@ -49,7 +49,13 @@ class Prefetch:
 
     @property
     def done(self) -> bool:
+        """Whether all that will come is there, and pinned."""
         return self._waiting == 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits for what is to come."""
+        return not self._released
 
     @property
     def num_pins(self) -> int:
@@ -63,11 +69,13 @@ class Prefetch:
     def arrived(self, tier: HostTier, key: bytes, payload: KvPayload | None) -> None:
         """In the disk's thread: keep what has come, unless nobody waits for it any more."""
         with self._lock:
-            self._waiting -= 1
-            if self._waiting == 0:
-                self._arrived.set()
-            if payload is not None and not self._released and tier.put(key, payload) and tier.pin(key):
-                self._pins.append((tier, key))
+            try:
+                if payload is not None and self.wanted and tier.put(key, payload) and tier.pin(key):
+                    self._pins.append((tier, key))
+            finally:  # last: `done` is asked without the lock
+                self._waiting -= 1
+                if self._waiting == 0:
+                    self._arrived.set()
 
     def hold(self, tier: HostTier, key: bytes) -> None:
         """Pin what is in host memory already."""
@@ -200,9 +208,20 @@ class Tiers:
         if self._disk is None:
             return
         if self.config.policy == "write_back":
-            for key, payload in self.blocks.entries():
-                self._disk.store("block", key, self._tag, payload)
+            for key, payload in self._newest_for_disk():
+                self._disk.store("block", key, self._tag, payload, bounded=False)
         self._disk.close()
+
+    def _newest_for_disk(self) -> list[tuple[bytes, KvPayload]]:
+        """Of host memory, what fits on disk: least recently used first, as the disk gives entries up."""
+        room = self.config.disk_bytes
+        kept: list[tuple[bytes, KvPayload]] = []
+        for key, payload in reversed(self.blocks.entries()):
+            room -= payload.nbytes + HEADER_BYTES
+            if room < 0:
+                break
+            kept.append((key, payload))
+        return kept[::-1]
 
     def statistics(self) -> TierStatistics:
         disk = None if self._disk is None else self._disk.statistics()
@@ -230,7 +249,10 @@ class Tiers:
         assert self._disk is not None
         self._prefetched += 1
         prefetch.expect()
-        self._disk.load(kind, key, self._tag, lambda payload: prefetch.arrived(tier, key, payload))
+        self._disk.load(
+            kind, key, self._tag,
+            lambda payload: prefetch.arrived(tier, key, payload), lambda: prefetch.wanted,
+        )  # fmt: skip
 
     def _evicted(self, key: bytes, payload: KvPayload) -> None:
         """Host memory has given a block up; it may be in the disk's thread, which takes what is stored."""

@@ -131,7 +131,7 @@ def test_entries_go_72_hours_after_their_last_use(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_left_goes_after_an_hour(tmp_path: Path) -> None:
     (tmp_path / "6b").mkdir()
-    part = tmp_path / "6b" / "x.1-0.part"
+    part = tmp_path / "6b" / f"{KEY.hex()}.block.1-0.part"
     part.write_bytes(b"half")
     tier_of(tmp_path)
     assert part.exists()  # another process may still write it
@@ -164,6 +164,102 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnusableTier, match=r"tiers\.disk_path .*file"):
         tier_of(tmp_path / "file")
+
+
+def test_a_folder_that_turns_read_only_costs_writes_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    thread = DiskThread(tier_of(tmp_path), max_waiting_bytes=1 << 20)
+    found: list[KvPayload | None] = []
+    try:
+        thread.store("block", KEY, TAG, PAYLOAD)
+        thread.flush()
+        with monkeypatch.context() as read_only:
+            read_only.setattr(Path, "write_bytes", refuse)
+            read_only.setattr(Path, "unlink", refuse)
+            thread.store("block", OTHER, TAG, PAYLOAD)
+            thread.load("block", KEY, TAG, found.append)
+            thread.flush()
+    finally:
+        thread.close()
+    assert found[0] is not None
+    assert thread.statistics().failures == 1
+    assert "Read-only" in thread.statistics().last_error
+
+
+def test_the_thread_outlives_whatever_a_job_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: object) -> KvPayload:
+        raise MemoryError("no room")
+
+    def fail(_: KvPayload | None) -> None:
+        raise RuntimeError("of whoever waited")
+
+    thread = DiskThread(tier_of(tmp_path), max_waiting_bytes=1 << 20)
+    found: list[KvPayload | None] = []
+    try:
+        thread.store("block", KEY, TAG, PAYLOAD)
+        thread.flush()
+        with monkeypatch.context() as full:
+            full.setattr("engine.cache.disk_tier.decode_entry", out_of_memory)
+            full.setattr("engine.cache.disk_tier.encode_entry", out_of_memory)
+            thread.load("block", KEY, TAG, found.append)
+            thread.store("block", OTHER, TAG, PAYLOAD)
+            thread.load("block", KEY, TAG, fail)
+            thread.flush()
+        thread.load("block", KEY, TAG, found.append)
+        thread.flush()
+    finally:
+        thread.close()
+    assert found[0] is None
+    assert found[1] is not None
+    assert thread.statistics().failures >= 3
+
+
+def test_a_disk_that_cannot_be_looked_at_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = tier_of(tmp_path)
+
+    def refuse(*_: object, **__: object) -> os.stat_result:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "stat", refuse)
+        assert not tier.seems_there("block", KEY)
+    assert tier.statistics().failures == 1
+    assert not tier.seems_there("block", KEY)
+    assert tier.statistics().failures == 1
+
+
+def test_a_file_that_goes_while_the_folder_is_read_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier_of(tmp_path).put("block", KEY, TAG, PAYLOAD)
+    tier_of(tmp_path).put("block", OTHER, TAG, PAYLOAD)
+    paths, glob = sorted(tmp_path.glob("??/*")), Path.glob
+
+    def evicting(path: Path, pattern: str) -> list[Path]:
+        found = list(glob(path, pattern))
+        paths[0].unlink()
+        return found
+
+    with monkeypatch.context() as other:
+        other.setattr(Path, "glob", evicting)
+        assert tier_of(tmp_path).statistics().entries == 1
+
+
+def test_files_of_others_are_neither_counted_nor_removed(tmp_path: Path) -> None:
+    strangers = [tmp_path / "my" / "thesis.txt", tmp_path / "my" / "x.part", tmp_path / "6b" / "notes.block"]
+    for path in strangers:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(3000))
+        os.utime(path, (1, 1))
+    (tmp_path / KEY.hex()[:2] / f"{KEY.hex()}.block").mkdir()
+    tier = tier_of(tmp_path, num_bytes=2000)
+    assert tier.statistics().entries == 0
+    assert tier.put("block", OTHER, TAG, PAYLOAD)
+    assert all(path.exists() for path in strangers)
 
 
 keys = st.integers(0, 5).map(lambda number: bytes([number]) * 16)
@@ -264,3 +360,36 @@ def test_the_thread_answers_loads_and_bounds_what_waits(tmp_path: Path) -> None:
     assert found[0] is not None
     assert found[1] is None
     assert thread.dropped == 1
+
+
+def test_one_read_answers_all_who_wait_and_none_is_made_for_nobody(tmp_path: Path) -> None:
+    tier = tier_of(tmp_path)
+    tier.put("block", KEY, TAG, PAYLOAD)
+    tier.put("block", OTHER, TAG, PAYLOAD)
+    thread = DiskThread(tier, max_waiting_bytes=1 << 20)
+    found: list[KvPayload | None] = []
+    left: list[KvPayload | None] = []
+    try:
+        with thread._tier_lock:  # the first read waits here
+            for _ in range(32):
+                thread.load("block", KEY, TAG, found.append)
+            for _ in range(3):
+                thread.load("block", OTHER, TAG, left.append, lambda: False)
+        thread.flush()
+        assert thread.statistics().hits == 1
+        assert left == [None] * 3
+        thread.load("block", OTHER, TAG, left.append)
+        thread.flush()
+    finally:
+        thread.close()
+    assert len(found) == 32
+    assert all(payload is not None for payload in found)
+    assert left[-1] is not None
+
+
+def test_what_is_stored_without_a_bound_is_all_there_behind_close(tmp_path: Path) -> None:
+    thread = DiskThread(tier_of(tmp_path), max_waiting_bytes=PAYLOAD.nbytes)
+    for number in range(20):
+        thread.store("block", bytes([number]) * 16, TAG, PAYLOAD, bounded=False)
+    thread.close()
+    assert (thread.dropped, tier_of(tmp_path).statistics().entries) == (0, 20)
