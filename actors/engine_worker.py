@@ -22,6 +22,7 @@ from engine.request import Request
 from engine.results import StepResult, TokenOutput
 from protocol.clock import SystemClock
 from protocol.errors import DockyardError
+from protocol.sampling import Structure
 from protocol.wire import Abort, Failed, FromEngine, Submit, Tokens
 
 HandOver = Callable[[Handoff], None]
@@ -51,9 +52,10 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """The grammar of a request has been compiled, or found to be none."""
+    """The grammar of what waited for it has been compiled, or found to be none."""
 
-    submit: Submit
+    waiting: Submit | Handoff
+    grammar: object  # held until its sequence holds it
 
 
 _Message = Submit | Abort | _Gone | _Call | _Compiled
@@ -76,7 +78,7 @@ class EngineWorker:
         self._gate = threading.Lock()  # between `call` and the end of the loop
         self._ended = ""  # why no call is answered any more
         self._owned: dict[str, int] = {}  # outputs, by request, that their client waits for from this worker
-        self._num_compiling = 0  # requests of them that wait for their grammar, and are not queued yet
+        self._num_compiling = 0  # requests and hand-offs that wait for their grammar, and are not queued yet
         # Requests, and clients, that were given up while a hand-off of theirs may have been on its way.
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
         self._pace = 1.0
@@ -101,13 +103,12 @@ class EngineWorker:
         self.engine.close()
 
     def adopt(self, handoff: Handoff) -> None:
-        """Take over a request, unless its client has given it up meanwhile. Blocks until it is queued.
+        """Take over a request, unless its client has given it up meanwhile. Blocks for a step, until it is
+        queued, or waits for its grammar: then this worker itself tells the client what has failed.
 
         Raises BrokenHandoff, Overloaded, InvalidRequest, WorkerFailed.
         """
-        if (structure := handoff.header.sampling.structure) is not None:
-            self.engine.sampler.grammars.compile(structure)  # here, not between two steps
-        self.call(lambda: self._adopt(handoff))
+        self.call(lambda: self._take_over(handoff))
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Run something in the engine's thread between two steps and return its result.
@@ -212,8 +213,8 @@ class EngineWorker:
                 self._submit(message)
             case Abort(request_id=request_id, choice=choice):
                 self._withdraw(request_id, None if choice < 0 else choice)
-            case _Compiled(submit=submit):
-                self._add_compiled(submit)
+            case _Compiled(waiting=waiting):
+                self._go_on_with(waiting)
             case _Gone(client=client):
                 for request_id in [owned for owned in self._owned if owned.startswith(f"{client}/")]:
                     self._withdraw(request_id)
@@ -223,21 +224,41 @@ class EngineWorker:
 
     def _submit(self, message: Submit) -> None:
         """Queue a request, after its grammar has been compiled in another thread: it may take seconds."""
-        structure = message.sampling.structure
-        if structure is None or self.engine.sampler.grammars.is_known(structure):
-            self._add(message)
-        elif self._num_compiling >= self.engine.config.max_waiting:
-            self.refuse(message.request_id, Overloaded("too many grammars wait to be compiled"))
-        else:
-            self._num_compiling += 1
-            self._owned[message.request_id] = message.choices
-            self.engine.sampler.grammars.prepare(structure, lambda: self._inbox.put(_Compiled(message)))
+        try:
+            if not self._compiles(message.sampling.structure, message):
+                self._add(message)
+                return
+        except Overloaded as error:
+            self.refuse(message.request_id, error)
+            return
+        self._owned[message.request_id] = message.choices
 
-    def _add_compiled(self, message: Submit) -> None:
+    def _take_over(self, handoff: Handoff) -> None:
+        """As `_submit`: whoever calls has few threads, and holds none of them while a grammar is compiled."""
+        if not self._compiles(handoff.header.sampling.structure, handoff):
+            self._adopt(handoff)
+
+    def _compiles(self, structure: Structure | None, waiting: Submit | Handoff) -> bool:
+        """Whether it has to wait for its grammar, which then is on its way. Raises Overloaded."""
+        grammars = self.engine.sampler.grammars
+        if structure is None or grammars.is_known(structure):
+            return False
+        if self._num_compiling >= self.engine.config.max_waiting:
+            raise Overloaded("too many grammars wait to be compiled")
+        self._num_compiling += 1
+        grammars.prepare(structure, lambda grammar=None: self._inbox.put(_Compiled(waiting, grammar)))
+        return True
+
+    def _go_on_with(self, waiting: Submit | Handoff) -> None:
         self._num_compiling -= 1
-        if message.request_id in self._owned:  # nobody has given it up meanwhile
-            del self._owned[message.request_id]
-            self._add(message)
+        if isinstance(waiting, Handoff):
+            try:
+                self._adopt(waiting)
+            except DockyardError as error:
+                self.refuse(waiting.header.request_id, error)
+        elif waiting.request_id in self._owned:  # nobody has given it up meanwhile
+            del self._owned[waiting.request_id]
+            self._add(waiting)
 
     def _add(self, message: Submit) -> None:
         try:

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 from engine_runs import finish, small_engine
+from msgspec.structs import replace
 from ray.exceptions import RayTaskError
 from stack import PATIENCE_S, Stack, serving
 from tiny_gguf import byte_ids
@@ -24,7 +25,8 @@ from engine.errors import InvalidRequest, Overloaded
 from engine.handoff import Handoff
 from gateway.config import GatewayConfig
 from protocol.errors import ResourceShortage
-from protocol.wire import Abort
+from protocol.sampling import Structure
+from protocol.wire import Abort, Failed
 
 # 400 tokens at a twentieth of the speed: seconds, of which the tests need a few steps.
 LONG: dict[str, Any] = {
@@ -274,6 +276,65 @@ def test_a_hand_off_that_is_wanted_runs_to_its_end(tiny_model: Path, decode: Eng
         small_engine(tiny_model), [Request("r", handoff.header.prompt_ids, handoff.header.sampling)]
     )
     assert decode.call(decode.engine.statistics).rows == len(expected["r"]) - 1
+
+
+class Slow:
+    """Compiles when it is told to."""
+
+    def __init__(self, worker: EngineWorker) -> None:
+        self.go, self.began = threading.Event(), threading.Event()
+        grammars = worker.engine.sampler.grammars
+        self._compile, grammars._compile = grammars._compile, self.compile
+
+    def compile(self, structure: Structure) -> Any:
+        self.began.set()
+        assert self.go.wait(PATIENCE_S), "nobody lets it go on"
+        return self._compile(structure)
+
+
+def handed_over_with(model: Path, *patterns: str) -> list[Handoff]:
+    """Requests of a client `gw-1`, each with a grammar."""
+    prefill = small_engine(model, role="prefill")
+    handoffs: list[Handoff] = []
+    for number, pattern in enumerate(patterns):
+        sampling = SamplingParams(max_tokens=8, structure=Structure("regex", pattern))
+        prefill.add(Request(f"gw-1/{number}", tuple(byte_ids(b"hello")), sampling))
+        handoffs += prefill.step().handoffs
+    prefill.close()
+    return handoffs
+
+
+def test_hand_offs_that_wait_for_their_grammar_hold_up_no_caller(
+    tiny_model: Path, decode: EngineWorker
+) -> None:
+    handoffs = handed_over_with(tiny_model, *("[ab]+" + "c" * n for n in range(9)))
+    slow = Slow(decode)
+    for handoff in handoffs:  # one thread: each that waited would be the last
+        decode.adopt(handoff)
+    assert slow.began.wait(PATIENCE_S)
+    decode._inbox.put(Abort("gw-1/3"))
+    decode.call(decode.check_integrity)
+    slow.go.set()
+    while decode.call(lambda: decode._num_compiling or decode.engine.has_work):
+        pass
+    decode.call(decode.check_integrity)
+    assert decode.call(decode.engine.statistics).rows > 0
+    assert "gw-1/3" not in decode._owned
+
+
+def test_a_hand_off_that_is_refused_once_its_grammar_is_there_is_told_to_its_client(
+    tiny_model: Path, decode: EngineWorker
+) -> None:
+    told: list[Failed] = []
+    decode._server.send = told.extend  # type: ignore[method-assign]
+    (broken,) = handed_over_with(tiny_model, "[ab]+")
+    decode.adopt(Handoff(replace(broken.header, version=-1), broken.payload))
+    while decode.call(lambda: decode._num_compiling):
+        pass
+    ((request_id, message),) = [(failed.request_id, failed.message) for failed in told]
+    assert request_id == "gw-1/0"
+    assert "version" in message
+    decode.call(decode.check_integrity)
 
 
 def test_a_worker_that_has_stopped_refuses_calls(tiny_model: Path, decode: EngineWorker) -> None:
