@@ -16,7 +16,7 @@ from engine.cache.tiers import Tiers
 from engine.chat.text_stream import TextStream
 from engine.chat.tokenizer import ChatTokenizer
 from engine.config import EngineConfig
-from engine.errors import GrammarStuck, InvalidRequest, Overloaded
+from engine.errors import InvalidRequest, Overloaded
 from engine.handoff import Handoff, adopt, hand_over
 from engine.loading import Loading
 from engine.model.base import ChunkRows, Held, Model
@@ -93,10 +93,12 @@ class Engine:
 
     def add(self, request: Request, arrived_ns: int | None = None) -> None:
         """Queue a request, which has waited since `arrived_ns`. Raises InvalidRequest, Overloaded."""
-        self._validate(request)
+        grammar = self._validate(request, request.generated_ids)
         if request.sampling.prompt_logprobs >= 0:  # every row of the prompt has to run
             request = replace(request, cache_salt=f"{request.cache_salt}/{request.id}/prompt_logprobs")
-        self._enqueue(Sequence.start(request, arrived_ns or self._clock.now_ns()))
+        sequence = Sequence.start(request, arrived_ns or self._clock.now_ns())
+        sequence.grammar = grammar
+        self._enqueue(sequence)
 
     def adopt(self, handoff: Handoff) -> None:
         """Queue a request that a prefill worker has begun. Raises BrokenHandoff, InvalidRequest, Overloaded.
@@ -105,7 +107,7 @@ class Engine:
         that never fits would wait for ever.
         """
         sequence = adopt(handoff, self.fingerprint, self.state)
-        self._validate(sequence.request)
+        sequence.grammar = self._validate(sequence.request, sequence.token_ids[sequence.num_prompt :])
         self._enqueue(sequence)
 
     def abort(self, request_id: str, choice: int | None = None) -> bool:
@@ -125,10 +127,13 @@ class Engine:
         parent = self._sequences.get(request_id)
         if parent is None or parent.resumed is None:
             raise InvalidRequest(f"request {request_id!r} has not begun to run here", parameter="request_id")
-        request = replace(parent.request, id=fork_id, sampling=sampling or parent.sampling, choices=1)
-        self._validate(request)
+        request = replace(
+            parent.request, id=fork_id, sampling=sampling or parent.sampling, choices=1,
+            generated_ids=tuple(parent.token_ids[parent.num_prompt :]),
+        )  # fmt: skip
+        grammar = self._validate(request, request.generated_ids)
         child = parent.fork(0)
-        child.request = request
+        child.request, child.grammar = request, grammar
         if fork_id in self._sequences:
             raise InvalidRequest(f"request {fork_id!r} is already running", parameter="request_id")
         self._sequences[child.id] = child
@@ -261,9 +266,10 @@ class Engine:
         if self._owns_model:
             self.model.close()
 
-    def _validate(self, request: Request) -> None:
+    def _validate(self, request: Request, begun_ids: Seq[int]) -> object:
+        """The grammar of its structure, if it has one. `begun_ids`: of its output so far."""
         check_request(request, self.model, self.max_positions, self.config.block_tokens)
-        self.sampler.check(request.sampling)
+        return self.sampler.check(request.sampling, begun_ids)
 
     def _enqueue(self, sequence: Sequence) -> None:
         if sequence.id in self._sequences:
@@ -334,6 +340,8 @@ class Engine:
         for chunk in chunks:
             sequence, completes, start = chunk.sequence, chunk.completes, chunk.sequence.num_computed
             taken = [next(rows) for _ in range(_num_logits(chunk))]
+            if self._sequences.get(sequence.id) is not sequence:
+                continue  # its request has failed at another output, in this very step
             if _tells_prompt(sequence):
                 prompt_ids = sequence.token_ids[: sequence.num_prompt]
                 self.sampler.take_in_prompt(sequence.id, sequence.sampling, prompt_ids, start, taken)
@@ -376,7 +384,7 @@ class Engine:
             choice = self.sampler.choose(
                 row, sequence.id, sequence.sampling, sequence.token_ids, sequence.num_prompt
             )
-        except GrammarStuck as error:
+        except InvalidRequest as error:  # its grammar is stuck, or refused at this time
             result.failed.append((request_id, error))
             self.abort(request_id)
             return

@@ -5,7 +5,8 @@ DockyardError
 │   ├── UnknownModel        a name that is neither built in nor a path
 │   ├── BrokenModelFile     a file that cannot be what it says: truncated, foreign, a tensor missing
 │   ├── InvalidRequest      a request that this model cannot serve; the gateway answers 400
-│   │   └── GrammarStuck    an output that its grammar lets neither go on nor end
+│   │   ├── GrammarStuck    an output that its grammar lets neither go on nor end
+│   │   └── CompilingFailed a grammar for which time or memory was too short, at this moment
 │   ├── BrokenHandoff       a KV hand-off of another version, model or checksum
 │   └── UnusableTier        a folder for KV that cannot be read or written
 └── ResourceShortage
@@ -30,6 +31,9 @@ class InvalidRequest(InvalidInput):
 
 
 class GrammarStuck(InvalidRequest): ...
+
+
+class CompilingFailed(InvalidRequest): ...
 
 
 class BrokenHandoff(InvalidInput): ...

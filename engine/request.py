@@ -64,6 +64,7 @@ class Sequence:
     num_incoming: int = 0  # positions that it holds; above 0 also while a swap is on its way
     windows_key: bytes | None = None  # of the newest windows that were kept while it decodes
     served_ns: int = 0  # when it last got rows
+    grammar: object = None  # of its structure, compiled: held here it is not given up
     stages: Stages = Stages()
 
     @classmethod
@@ -113,7 +114,7 @@ class Sequence:
         return Sequence(
             self.request, list(self.token_ids), self.num_prompt, choice,
             num_cached=self.num_cached, chain=list(self.chain), resumed=self.resumed,
-            served_ns=self.served_ns, stages=self.stages,
+            served_ns=self.served_ns, stages=self.stages, grammar=self.grammar,
         )  # fmt: skip
 
     def next_finish(self, eos_ids: frozenset[int]) -> FinishReason | None:

@@ -7,6 +7,8 @@ from engine.model.base import Model
 from engine.request import Request
 from engine.sampling.prompt_logprobs import check_prompt_logprobs
 
+_MOST_SLACK_MS = 86_400_000
+
 
 def check_request(request: Request, model: Model, max_positions: int, block_tokens: int) -> None:
     """Raises InvalidRequest. Parameters of sampling alone are the sampler's to check."""
@@ -26,10 +28,30 @@ def check_request(request: Request, model: Model, max_positions: int, block_toke
         raise InvalidRequest(
             f"a token id lies outside the vocabulary of {model.vocabulary}", parameter="prompt_ids"
         )
+    if not 0.0 <= request.slack_ms <= _MOST_SLACK_MS:
+        raise InvalidRequest(
+            f"slack_ms is {request.slack_ms}; it must be between 0 and {_MOST_SLACK_MS}, a day",
+            parameter="slack_ms",
+        )
     if request.choices < 1:
         raise InvalidRequest(f"n is {request.choices}; it must be at least 1", parameter="n")
     check_prompt_logprobs(sampling, prompt, skips_rows=model.resume_rules.replay)
+    _check_not_ended(request, model.eos_ids)
     _check_resumed(request, new, model.resume_rules.window, block_tokens)
+
+
+def _check_not_ended(request: Request, eos_ids: frozenset[int]) -> None:
+    """No token given out so far is one that ends the output."""
+    sampling = request.sampling
+    if sampling.forced_ids:
+        return
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)}
+    found = next((n for n, token in enumerate(request.generated_ids) if token in ends), None)
+    if found is not None:
+        raise InvalidRequest(
+            f"generated_ids has ended already: its token {found}, {request.generated_ids[found]}, is an end",
+            parameter="generated_ids",
+        )
 
 
 def _check_resumed(request: Request, new: int, window: int, block_tokens: int) -> None:

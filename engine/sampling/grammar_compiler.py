@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import InvalidRequest
+from engine.errors import CompilingFailed, InvalidRequest
 from protocol.sampling import Structure
 
 _PROGRAM = Path(__file__).with_name("grammar_process.py")
@@ -51,9 +51,10 @@ class GrammarCompiler:
             kind, source = "json_schema", _OBJECT
         deadline = self._start(structure)
         self._send({"kind": kind, "source": source})
-        answer = self._receive(structure, deadline)
+        late = f"it takes more than {self._limits.seconds:g} s to compile"
+        answer = self._receive(structure, deadline, late)
         if "bad_alloc" in answer.get("error", ""):
-            raise refused(structure, "it takes more memory than a grammar may have", _SIMPLER)
+            raise _failed(structure, "it takes more memory than a grammar may have")
         if "error" in answer:
             raise refused(structure, _cause(answer["error"]))
         return answer["grammar"]
@@ -80,7 +81,8 @@ class GrammarCompiler:
             )  # fmt: skip
             limits = {"seconds": self._limits.seconds, "memory_bytes": self._limits.memory_bytes}
             self._send({"tokenizer": self._tokenizer, **limits})
-            self._receive(structure, time.monotonic() + self._limits.start_s)
+            late = f"what compiles it was not up within {self._limits.start_s:g} s"
+            self._receive(structure, time.monotonic() + self._limits.start_s, late)
         return time.monotonic() + self._limits.seconds + 1.0  # the process itself ends a moment earlier
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -91,18 +93,21 @@ class GrammarCompiler:
             self._process.stdin.write(len(body).to_bytes(8, "big") + body)
             self._process.stdin.flush()
 
-    def _receive(self, structure: Structure, deadline: float) -> dict[str, Any]:
+    def _receive(self, structure: Structure, deadline: float, late: str) -> dict[str, Any]:
+        """`late`: what is wrong where the deadline passes. The process ends where this raises."""
         try:
             length = int.from_bytes(self._read(8, deadline), "big")
             if length <= self._limits.grammar_bytes:
                 return json.loads(self._read(length, deadline))
             cause = f"compiled it takes {length} bytes, more than {self._limits.grammar_bytes}"
+            error = refused(structure, cause, _SIMPLER)
         except TimeoutError:
-            cause = f"it takes more than {self._limits.seconds:g} s to compile"
+            error = _failed(structure, late)
         except EOFError:
             cause = f"it takes more than {self._limits.seconds:g} s or too much memory to compile"
+            error = _failed(structure, cause)
         self.close()
-        raise refused(structure, cause, _SIMPLER)
+        raise error
 
     def _read(self, count: int, deadline: float) -> bytes:
         """Raises TimeoutError, and EOFError where the process has ended."""
@@ -126,6 +131,11 @@ def refused(structure: Structure, cause: str, hint: str = "") -> InvalidRequest:
         f"{structure.field}: the {structure.kind} cannot be compiled: {cause}",
         parameter=structure.field, hint=hint,
     )  # fmt: skip
+
+
+def _failed(structure: Structure, cause: str) -> CompilingFailed:
+    error = refused(structure, cause, _SIMPLER)
+    return CompilingFailed(str(error), parameter=error.parameter, hint=_SIMPLER)
 
 
 def _cause(error: str) -> str:

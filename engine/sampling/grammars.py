@@ -1,12 +1,15 @@
 """Compiled grammars, each compiled once: by the bytes of its source, bounded by the bytes that they take."""
 
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from weakref import WeakValueDictionary
 
-from engine.errors import InvalidRequest
+from engine.errors import CompilingFailed, InvalidRequest
 from engine.sampling.grammar_compiler import CompileLimits, GrammarCompiler, refused
 from engine.sampling.json_schema import check_schema
 from engine.sampling.matcher import GrammarMatcher
@@ -15,6 +18,7 @@ from protocol.sampling import Structure
 _Key = tuple[str, str]
 _MAX_CACHE_BYTES = 64 << 20
 _MAX_REFUSALS = 256
+_PASSING_S = 30.0  # that a refusal for want of time or memory lasts: another moment may have more of them
 
 
 class Grammars:
@@ -34,7 +38,10 @@ class Grammars:
         self._limits = limits or CompileLimits()
         self._lock = threading.Lock()  # around compiling
         self._compiled: OrderedDict[_Key, Any] = OrderedDict()
-        self._refused: OrderedDict[_Key, str] = OrderedDict()  # why; it is not tried again
+        # Those that somebody holds, a sequence say: a grammar in use is never compiled again.
+        self._held: WeakValueDictionary[_Key, Any] = WeakValueDictionary()
+        # Why, and until when (CLOCK_MONOTONIC) it is not tried again.
+        self._refused: OrderedDict[_Key, tuple[str, float]] = OrderedDict()
         self._bytes = 0
         self._vocabulary = 0
         self._tokenizer: Any = None
@@ -44,23 +51,24 @@ class Grammars:
     def is_known(self, structure: Structure) -> bool:
         """Whether `compile` answers at once."""
         key = _key(structure)
-        return key in self._compiled or key in self._refused
+        return self._known(key) is not None or self._refusal(key) is not None
 
     def compile(self, structure: Structure) -> Any:
         """The compiled grammar. Raises InvalidRequest that names the field and the cause."""
         key = _key(structure)
-        if (grammar := self._compiled.get(key)) is not None:
+        if (grammar := self._known(key)) is not None:
             return grammar
-        if (cause := self._refused.get(key)) is not None:
+        if (cause := self._refusal(key)) is not None:
             raise InvalidRequest(cause, parameter=structure.field)
         with self._lock:
-            if (grammar := self._compiled.get(key)) is None:  # nobody else has compiled it meanwhile
+            if (grammar := self._known(key)) is None:  # nobody else has compiled it meanwhile
                 grammar = self._compile(structure)
                 self._keep(key, grammar)
             return grammar
 
-    def prepare(self, structure: Structure, done: Callable[[], None]) -> None:
-        """Compile in another thread, then call `done` there, whatever has come of it."""
+    def prepare(self, structure: Structure, done: Callable[[object], None]) -> None:
+        """Compile in another thread, then call `done` there, whatever has come of it: with the grammar, which
+        stays known while it is held, or with None."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._thread.submit(self._prepare, structure, done)
@@ -79,13 +87,22 @@ class Grammars:
             if self._compiler is not None:
                 self._compiler.close()
 
-    def _prepare(self, structure: Structure, done: Callable[[], None]) -> None:
+    def _prepare(self, structure: Structure, done: Callable[[object], None]) -> None:
+        grammar: object = None
         try:
-            self.compile(structure)
+            grammar = self.compile(structure)
         except InvalidRequest:
             pass  # kept: whoever asks next is told
         finally:
-            done()
+            done(grammar)
+
+    def _known(self, key: _Key) -> Any:
+        grammar = self._compiled.get(key)
+        return self._held.get(key) if grammar is None else grammar
+
+    def _refusal(self, key: _Key) -> str | None:
+        cause, until = self._refused.get(key, ("", 0.0))
+        return cause if time.monotonic() < until else None
 
     def _compile(self, structure: Structure) -> Any:
         try:
@@ -96,7 +113,8 @@ class Grammars:
                 check_schema(structure)
             return self._compiled_by_process(structure)
         except InvalidRequest as error:
-            self._refused[_key(structure)] = str(error)
+            lasts = _PASSING_S if isinstance(error, CompilingFailed) else math.inf
+            self._refused[_key(structure)] = str(error), time.monotonic() + lasts
             if len(self._refused) > _MAX_REFUSALS:
                 self._refused.popitem(last=False)
             raise
@@ -116,7 +134,7 @@ class Grammars:
 
     def _keep(self, key: _Key, grammar: Any) -> None:
         """Least recently compiled goes first; sequences that follow one keep it alive."""
-        self._compiled[key] = grammar
+        self._compiled[key] = self._held[key] = grammar
         self._bytes += grammar.memory_size_bytes
         while self._bytes > _MAX_CACHE_BYTES and len(self._compiled) > 1:
             _, dropped = self._compiled.popitem(last=False)

@@ -1,7 +1,7 @@
 """Where one sequence stands in its grammar. Shapes: V vocabulary."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,21 +33,18 @@ class GrammarMatcher:
         self.num_followed = 0
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """The next tokens of the output."""
+        """The next tokens of the output. Raises GrammarStuck where the grammar allows one of them not."""
         for token in token_ids:
             self._follow(token)
-        self.num_followed += len(token_ids)
+            self.num_followed += 1
 
     def allowed(self) -> Allowed | None:
         """[V] of what may come next; None: everything. Raises GrammarStuck."""
         if not self._begun:
             return self._free
-        started = time.perf_counter()
-        constrained: bool = self._matcher.fill_next_token_bitmask(self._bits)
-        self._spent_s += time.perf_counter() - started
-        if self._spent_s > _MOST_S:
-            raise self._stuck(f"its grammar has taken more than {_MOST_S:g} s to follow: use a simpler one")
-        if not constrained:
+        if self.has_ended:
+            raise self._stuck("the output has ended already")
+        if not self._timed(lambda: self._matcher.fill_next_token_bitmask(self._bits)):
             return None
         mask = np.unpackbits(self._bits.numpy().view(np.uint8), bitorder="little")[: self._vocabulary]
         allowed = mask.view(np.bool_)
@@ -55,12 +52,31 @@ class GrammarMatcher:
             raise self._stuck("the output can neither go on nor end: no token of the vocabulary is allowed")
         return allowed
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the structure is whole, and the end of the output behind it."""
+        return self._begun and bool(self._matcher.is_terminated())
+
+    def _timed(self, work: Callable[[], bool]) -> bool:
+        """What the grammar says. Raises GrammarStuck where it has taken too long by now, or fails."""
+        started = time.perf_counter()
+        try:
+            answer = work()
+        except RuntimeError as error:
+            raise self._stuck(f"its grammar cannot be followed: {error}") from error
+        self._spent_s += time.perf_counter() - started
+        if self._spent_s > _MOST_S:
+            raise self._stuck(f"its grammar has taken more than {_MOST_S:g} s to follow: use a simpler one")
+        return answer
+
     def _stuck(self, cause: str) -> GrammarStuck:
         return GrammarStuck(f"{self._field}: {cause}", parameter=self._field)
 
     def _follow(self, token: int) -> None:
         if self._begun:
-            accepted: bool = self._matcher.accept_token(token)
-            assert accepted, f"token {token} is none that the grammar allowed"
+            if self.has_ended:
+                raise self._stuck(f"the output has ended before its token {self.num_followed}")
+            if not self._timed(lambda: self._matcher.accept_token(token)):
+                raise self._stuck(f"the grammar does not allow token {token}, number {self.num_followed}")
         elif token == self._begins_after:
             self._begun = True

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from engine.errors import GrammarStuck, InvalidRequest
 from engine.sampling.adjustments import needs_past
 from engine.sampling.candidates import Logits
 from engine.sampling.grammars import Grammars
@@ -12,7 +13,7 @@ from engine.sampling.past import NOTHING, Past
 from engine.sampling.prompt_logprobs import PromptLogprobs
 from engine.sampling.sampler import choose
 from engine.sampling.validation import check_sampling
-from protocol.sampling import SamplingParams
+from protocol.sampling import SamplingParams, Structure
 from protocol.sampling_reply import TokenLogprobs
 
 
@@ -47,11 +48,19 @@ class StepSampler:
         self._progress: dict[str, _Progress] = {}
         self._prompts: dict[str, PromptLogprobs] = {}
 
-    def check(self, sampling: SamplingParams) -> None:
-        """Raises InvalidRequest. Blocks to compile a grammar that is not known yet."""
+    def check(self, sampling: SamplingParams, begun_ids: Sequence[int] = ()) -> object:
+        """Raises InvalidRequest. Blocks to compile a grammar that is not known yet.
+
+        `begun_ids`: of an output that goes on, which they must fit. The compiled grammar, if there is one:
+        while somebody holds it, it is not compiled again.
+        """
         check_sampling(sampling, self._vocabulary)
-        if sampling.structure is not None and not sampling.forced_ids:
-            self.grammars.compile(sampling.structure)
+        if sampling.structure is None or sampling.forced_ids:
+            return None
+        grammar = self.grammars.compile(sampling.structure)
+        if begun_ids:
+            self._check_begun(sampling.structure, begun_ids)
+        return grammar
 
     def choose(
         self, logits: Logits, request_id: str, sampling: SamplingParams, token_ids: Sequence[int], prompt: int
@@ -100,6 +109,15 @@ class StepSampler:
     def close(self) -> None:
         """End what compiles grammars. Blocks until it has ended."""
         self.grammars.close()
+
+    def _check_begun(self, structure: Structure, begun_ids: Sequence[int]) -> None:
+        try:
+            self.grammars.matcher(structure).follow(begun_ids)
+        except GrammarStuck as error:
+            raise InvalidRequest(
+                f"generated_ids do not fit {error}", parameter="generated_ids",
+                hint="give those that came out under this very structure",
+            ) from error  # fmt: skip
 
     def _followed(
         self, request_id: str, sampling: SamplingParams, token_ids: Sequence[int], prompt: int

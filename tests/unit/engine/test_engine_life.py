@@ -128,6 +128,20 @@ def test_a_request_that_cannot_be_served_is_refused_by_name(
         ({"choices": 0}, "n", "n is 0"),
         ({"generated_ids": (1,) * 12}, "generated_ids", "12 tokens of the 12"),
         ({"generated_ids": (10**6,)}, "prompt_ids", "vocabulary"),
+        (
+            {"generated_ids": (1, EOS), "sampling": SamplingParams()},
+            "generated_ids",
+            "ended already: its token 1",
+        ),
+        (
+            {"generated_ids": (7, 8), "sampling": replace(FREE, stop_token_ids=(7,))},
+            "generated_ids",
+            "ended already: its token 0",
+        ),
+        ({"slack_ms": float("inf")}, "slack_ms", "slack_ms is inf"),
+        ({"slack_ms": float("nan")}, "slack_ms", "slack_ms is nan"),
+        ({"slack_ms": -1.0}, "slack_ms", "between 0 and"),
+        ({"slack_ms": 1e308}, "slack_ms", "between 0 and"),
         ({"generated_ids": (1,), "resumed": (16,)}, "resumed", "resumed is"),
     ],
 )

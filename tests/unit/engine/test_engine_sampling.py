@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from engine_runs import drain, finish, finish_disaggregated, small_engine
 from tiny_gguf import EOS, byte_ids
 
 from engine import Engine, Request, SamplingParams
 from engine.chat.tokenizer import ChatTokenizer
-from engine.errors import GrammarStuck, InvalidRequest
+from engine.errors import CompilingFailed, GrammarStuck, InvalidRequest
 from engine.sampling.logprobs import logprobs_of
 from engine.sampling.prompt_logprobs import check_prompt_logprobs
 from protocol.sampling import Structure
@@ -269,3 +270,125 @@ def test_generate_heeds_the_minimum_and_keeps_the_stop_string(engine: Engine) ->
         (SamplingParams(forced_ids=forced, stop=("the",), min_tokens=6), "a the b "),
     ):
         assert engine.generate(["x"], sampling) == [text]
+
+
+FREE = SamplingParams(max_tokens=6, ignore_eos=True)
+AB = Structure("regex", "(ab|cd){5,9}")
+
+
+@pytest.mark.parametrize(
+    ("begun", "told"),
+    [
+        (b"ax", "does not allow token"),
+        (b"abcdx", "number 4"),
+        (b"abababababababababa", "number 18"),
+    ],
+)
+def test_a_begun_output_that_its_structure_does_not_allow_is_refused_by_name(
+    engine: Engine, begun: bytes, told: str
+) -> None:
+    request = Request("r", PROMPT, replace(WARM, structure=AB), generated_ids=tuple(byte_ids(begun)))
+    with pytest.raises(InvalidRequest, match=told) as refused:
+        engine.add(request)
+    assert refused.value.parameter == "generated_ids"
+    assert not engine.has_work
+
+
+def test_a_begun_output_goes_on_in_its_structure(engine: Engine, tiny_tokenizer: ChatTokenizer) -> None:
+    sampling, begun = replace(WARM, structure=AB), tuple(byte_ids(b"abcda"))
+    (rest,) = finish(engine, [Request("r", PROMPT, sampling, generated_ids=begun)]).values()
+    assert re.fullmatch("(ab|cd){5,9}", tiny_tokenizer.decode([*begun, *rest[:-1]]))
+
+
+def test_a_fork_whose_tokens_its_own_structure_does_not_allow_is_refused(engine: Engine) -> None:
+    engine.add(Request("r", PROMPT, SamplingParams(max_tokens=8, ignore_eos=True)))
+    for _ in range(3):
+        engine.step()
+    with pytest.raises(InvalidRequest, match="generated_ids do not fit") as refused:
+        engine.fork("r", "other", replace(WARM, structure=AB))
+    assert refused.value.parameter == "generated_ids"
+    with pytest.raises(InvalidRequest, match="3 tokens of the 2"):
+        engine.fork("r", "short", SamplingParams(max_tokens=2, ignore_eos=True))
+    assert len(drain(engine)[0]["r"]) == 5
+    engine.check_integrity()
+
+
+def test_a_hand_off_whose_token_the_structure_does_not_allow_is_refused(tiny_model: Path) -> None:
+    prefill, decode = (small_engine(tiny_model, role=role) for role in ("prefill", "decode"))
+    try:
+        prefill.add(Request("r", PROMPT, replace(WARM, structure=AB)))
+        (handoff,) = prefill.step().handoffs
+        bad = replace(handoff, header=msgspec.structs.replace(handoff.header, generated_ids=(1,)))
+        with pytest.raises(InvalidRequest, match="do not fit"):
+            decode.adopt(bad)
+        decode.adopt(handoff)
+        drain(decode)
+    finally:
+        prefill.close()
+        decode.close()
+
+
+def test_a_grammar_is_kept_from_when_its_request_is_queued(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many others are compiled before its first token."""
+    monkeypatch.setattr("engine.sampling.grammars._MAX_CACHE_BYTES", 1)
+    engine = small_engine(tiny_model)
+    try:
+        engine.add(Request("r", PROMPT, replace(WARM, structure=AB), choices=2))
+        engine.sampler.grammars.compile(Structure("regex", "other"))
+        monkeypatch.setattr(engine.sampler.grammars, "_compile", lambda _: pytest.fail("compiled again"))
+        assert drain_choices(engine) == {0, 1}
+    finally:
+        engine.close()
+
+
+def drain_choices(engine: Engine) -> set[int]:
+    """Numbers of the outputs that have ended well."""
+    ended: set[int] = set()
+    while engine.has_work:
+        result = engine.step()
+        assert not result.failed
+        ended |= {output.choice for output in result.tokens if output.finish_reason is not None}
+        engine.check_integrity()
+    return ended
+
+
+def test_a_grammar_that_is_refused_at_a_token_fails_its_request_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise CompilingFailed("no time", parameter="response_format")
+
+    engine.add(Request("r", PROMPT, replace(WARM, structure=AB)))
+    engine.add(Request("free", PROMPT, SamplingParams(max_tokens=3, ignore_eos=True)))
+    monkeypatch.setattr(engine.sampler.grammars, "matcher", refuse)
+    failed = [name for name, _ in engine.step().failed]
+    assert failed == ["r"]
+    assert len(drain(engine)[0]["free"]) == 2
+
+
+def test_an_output_that_fails_ends_another_of_its_request_in_the_middle_of_the_step(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That other one has rows in the same step, and full blocks among them."""
+    engine = small_engine(tiny_model, block_tokens=16)
+    engine.add(Request("r", PROMPT * 5, FREE, choices=2))
+    engine.add(Request("free", PROMPT, FREE))
+    engine.step()
+    (other,) = (s for s in engine._scheduler.running if s.choice == 1)
+    engine._scheduler._preempt(other)
+    engine.pool.forget()  # so that it computes its prompt anew
+    choose = engine.sampler.choose
+
+    def stuck(row: Any, name: str, *rest: Any) -> Any:
+        if name == "r":
+            raise GrammarStuck("held up", parameter="response_format")
+        return choose(row, name, *rest)
+
+    monkeypatch.setattr(engine.sampler, "choose", stuck)
+    result = engine.step()
+    assert [name for name, _ in result.failed] == ["r"]
+    assert [output.request_id for output in result.tokens] == ["free"]
+    engine.check_integrity()
+    drain(engine)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny_gguf import EOS, TOKENS, byte_ids
 
 from engine.chat.tokenizer import ChatTokenizer
-from engine.errors import GrammarStuck, InvalidRequest
+from engine.errors import CompilingFailed, GrammarStuck, InvalidRequest
 from engine.sampling.grammar_compiler import CompileLimits
 from engine.sampling.grammars import Grammars
 from engine.sampling.matcher import GrammarMatcher
@@ -190,6 +190,43 @@ def test_a_grammar_that_takes_too_long_is_given_up_and_the_next_one_is_compiled(
         grammars.close()
 
 
+def test_a_refusal_for_want_of_time_passes(
+    tiny_tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = schema({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(300)}})
+    grammars = Grammars(tiny_tokenizer.token_bytes, {EOS}, CompileLimits(seconds=20, start_s=0.0))
+    try:
+        with pytest.raises(CompilingFailed, match="not up within 0 s"):
+            grammars.compile(wide)
+        assert grammars.is_known(wide)  # for now: nobody has the engine wait for it once more
+        monkeypatch.setattr(grammars, "_limits", CompileLimits(seconds=20))
+        monkeypatch.setattr(grammars._compiler, "_limits", CompileLimits(seconds=20))
+        with pytest.raises(InvalidRequest, match="not up"):
+            grammars.compile(wide)
+        monkeypatch.setattr("engine.sampling.grammars.time.monotonic", lambda: 1e12)
+        assert not grammars.is_known(wide)
+        monkeypatch.undo()
+    finally:
+        grammars.close()
+
+
+def test_a_grammar_that_somebody_holds_is_not_compiled_again(
+    tiny_tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.sampling.grammars._MAX_CACHE_BYTES", 1)
+    grammars = Grammars(tiny_tokenizer.token_bytes, {EOS})
+    try:
+        one = Structure("regex", "held")
+        held = grammars.compile(one)
+        grammars.compile(Structure("regex", "other"))
+        assert grammars.compile(one) is held
+        del held
+        grammars.compile(Structure("regex", "third"))
+        assert not grammars.is_known(one)
+    finally:
+        grammars.close()
+
+
 def test_a_grammar_that_is_too_large_is_given_up(tiny_tokenizer: ChatTokenizer) -> None:
     grammars = Grammars(tiny_tokenizer.token_bytes, {EOS}, CompileLimits(grammar_bytes=50))
     try:
@@ -209,7 +246,7 @@ def test_equal_sources_are_compiled_once(grammars: Grammars) -> None:
 def test_preparing_tells_when_it_is_done_and_keeps_a_refusal(grammars: Grammars) -> None:
     for structure in (Structure("regex", "xyz+"), Structure("regex", "xyz(")):
         done = threading.Event()
-        grammars.prepare(structure, done.set)
+        grammars.prepare(structure, lambda _, done=done: done.set())
         assert done.wait(60)
         assert grammars.is_known(structure)
 
@@ -241,5 +278,5 @@ def test_closing_does_not_wait_for_a_grammar(tiny_tokenizer: ChatTokenizer) -> N
     wide = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(3000)}}
     grammars = Grammars(tiny_tokenizer.token_bytes, {EOS}, CompileLimits(seconds=250.0))
     grammars.compile(Structure("regex", "ab"))  # the process is up
-    grammars.prepare(schema(wide), lambda: None)
+    grammars.prepare(schema(wide), lambda _: None)
     grammars.close()  # within the test's time, whether the thread has begun or not
