@@ -2,6 +2,7 @@
 
 from dataclasses import astuple, dataclass
 
+from engine.cache.keys import ImageKey
 from engine.cache.kv_cache import payload_crc
 from engine.errors import BrokenHandoff
 from engine.model.base import Bounds, Held, State
@@ -40,6 +41,7 @@ def hand_over(sequence: Sequence, held: Held, model: str, state: State) -> Hando
         cache_salt=sequence.request.cache_salt,
         slack_ms=sequence.request.slack_ms,
         num_begun=len(sequence.request.generated_ids),
+        images=tuple(astuple(image) for image in sequence.request.images),
     )
     return Handoff(header, payload)
 
@@ -53,14 +55,14 @@ def adopt(handoff: Handoff, model: str, state: State) -> Sequence:
     _expect("generated_ids", len(header.generated_ids), header.num_begun + 1)
     begun = header.generated_ids[: header.num_begun]
     num_positions = len(header.prompt_ids) + len(begun)
-    bounds = _bounds(header)
+    bounds = _bounds(header, num_positions)
     held = Held(0, range(num_positions), num_positions, bounds)  # a layout depends on no block
     _expect("layout", header.layout, state.layout(held))
     _expect("payload bytes", handoff.payload.nbytes, _bytes_of(header.layout))
     _expect("crc32", payload_crc(handoff.payload), header.crc32)
     request = Request(
         header.request_id, header.prompt_ids, header.sampling, header.priority, header.slack_ms,
-        header.choices, header.cache_salt, generated_ids=begun,
+        header.choices, header.cache_salt, _images(header), generated_ids=begun,
     )  # fmt: skip
     times = header.stages
     return Sequence(
@@ -77,13 +79,22 @@ def adopt(handoff: Handoff, model: str, state: State) -> Sequence:
     )
 
 
-def _bounds(header: HandoffHeader) -> Bounds:
-    """Raises BrokenHandoff where they cannot be those of the prompt."""
-    bounds = Bounds(*header.bounds)
-    places = (*header.bounds, *header.resumed)
-    if not all(0 <= bound <= len(header.prompt_ids) for bound in places):
-        raise BrokenHandoff(f"hand-off field 'bounds' is {header.bounds!r}, beyond the prompt")
-    return bounds
+def _bounds(header: HandoffHeader, num_positions: int) -> Bounds:
+    """Raises BrokenHandoff where they cannot be those of the positions computed: the prompt and begun ids."""
+    for field, places in (("bounds", header.bounds), ("resumed", header.resumed)):
+        if not all(0 <= place <= num_positions for place in places):
+            raise BrokenHandoff(
+                f"hand-off field {field!r} is {places!r}, beyond the {num_positions} positions computed"
+            )
+    return Bounds(*header.bounds)
+
+
+def _images(header: HandoffHeader) -> tuple[ImageKey, ...]:
+    """Keys of blocks have them: without them another image's KV would be found. Raises BrokenHandoff."""
+    length = len(header.prompt_ids)
+    if not all(0 <= start < stop <= length for start, stop, _ in header.images):
+        raise BrokenHandoff(f"hand-off field 'images' is {header.images!r}, beyond the prompt's {length} ids")
+    return tuple(ImageKey(*image) for image in header.images)
 
 
 def _bytes_of(layout: StateLayout) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from protocol.sampling import SamplingParams
 
-HANDOFF_VERSION = 3
+HANDOFF_VERSION = 4
 
 KvPayload = NDArray[np.uint8]
 StateLayout = tuple[tuple[str, int, int], ...]
@@ -48,6 +48,7 @@ class HandoffHeader(msgspec.Struct, frozen=True):
     cache_salt: str = ""
     slack_ms: float = 0.0
     num_begun: int = 0  # of the generated ids, those that another worker gave out before this prefill
+    images: tuple[tuple[int, int, str], ...] = ()  # among the prompt's tokens: start, stop, digest
 
 
 def encode_header(header: HandoffHeader) -> bytes:

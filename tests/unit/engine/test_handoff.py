@@ -1,5 +1,7 @@
 """A hand-off that does not fit is refused by the name of its field; one that fits survives its way."""
 
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +14,15 @@ from hypothesis import strategies as st
 from tiny_gguf import byte_ids, write_tiny_gguf
 
 from engine import Engine, Request, SamplingParams
+from engine.cache.keys import ImageKey
 from engine.errors import BrokenHandoff, InvalidRequest, Overloaded
 from engine.handoff import Handoff
 from protocol.handoff import HandoffHeader, StageTimes, decode_header, encode_header
+from protocol.kv_events import BlockStored
 
+GOLDEN = Path(__file__).parents[2] / "data" / "v41_golden" / "b"
+IDS: list[int] = json.loads((GOLDEN / "ids.json").read_text())
+MakeDeepseek = Callable[[str], Engine]
 REQUEST = Request(
     "r", tuple(byte_ids(b"the world says hello")), SamplingParams(max_tokens=8, ignore_eos=True)
 )
@@ -24,6 +31,20 @@ REQUEST = Request(
 @pytest.fixture
 def decode(tiny_model: Path, cpu_library: Path) -> Engine:
     return small_engine(tiny_model, role="decode")
+
+
+@pytest.fixture
+def make_deepseek(cpu_library: Path) -> Iterator[MakeDeepseek]:
+    made: list[Engine] = []
+
+    def engine(role: str) -> Engine:
+        made.append(small_engine(GOLDEN, kv_cache_bytes=1 << 20, role=role))
+        return made[-1]
+
+    yield engine
+    for one in made:
+        one.close()
+        one.check_integrity()
 
 
 @pytest.fixture
@@ -64,6 +85,9 @@ def over_the_wire(handoff: Handoff) -> Handoff:
         ("layout", ()),
         ("bounds", (0, 0, 0, 21)),
         ("bounds", (-1, 0, 0, 0)),
+        ("resumed", (21,)),
+        ("images", ((0, 21, "digest"),)),
+        ("images", ((4, 4, "digest"),)),
         ("crc32", 0),
     ],
 )
@@ -142,6 +166,43 @@ def test_an_aborted_hand_off_gives_up_its_place(decode: Engine, handoff: Handoff
     assert not decode.has_work
 
 
+def test_a_begun_stream_is_handed_over_behind_a_cached_prefix(make_deepseek: MakeDeepseek) -> None:
+    """Its windows may start among the begun ids, which count as computed like the prompt."""
+    sampling = SamplingParams(max_tokens=60, ignore_eos=True)
+    prompt, begun = tuple(IDS[:40]), tuple(IDS[40:90])
+    prefill, decode = make_deepseek("prefill"), make_deepseek("decode")
+    found: list[tuple[int, ...]] = []
+    for name in ("first", "second"):
+        prefill.add(Request(name, prompt, sampling, generated_ids=begun))
+        handoffs: list[Handoff] = []
+        while prefill.has_work:
+            handoffs += prefill.step().handoffs
+        decode.adopt(over_the_wire(handoffs[0]))
+        outputs, _ = drain(decode)
+        found.append(handoffs[0].header.generated_ids[len(begun) :] + outputs[name])
+    assert max(handoffs[0].header.bounds) > len(prompt)
+    assert found[0] == found[1]
+
+
+def test_images_cross_so_that_no_other_image_finds_their_blocks(tiny_model: Path, cpu_library: Path) -> None:
+    prefill = small_engine(tiny_model, role="prefill")
+    decode = small_engine(tiny_model, role="decode", block_tokens=4, kv_events=True)
+    hashes: list[tuple[bytes | int, ...]] = []
+    for digest in ("cat", "dog"):
+        prefill.add(replace(REQUEST, id=digest, images=(ImageKey(2, 6, digest),)))
+        (handoff,) = prefill.step().handoffs
+        decode.adopt(over_the_wire(handoff))
+        drain(decode)
+        decode.check_integrity()
+        (_, batch) = decode.events_since(0)[-1]
+        hashes.append(
+            tuple(key for e in batch.events if isinstance(e, BlockStored) for key in e.block_hashes)
+        )
+    assert hashes[0]
+    assert hashes[1]
+    assert not set(hashes[0]) & set(hashes[1])
+
+
 small_ints = st.integers(0, 2**31)
 headers = st.builds(
     HandoffHeader,
@@ -155,6 +216,7 @@ headers = st.builds(
         stop=st.lists(st.text()).map(tuple), forced_ids=st.lists(small_ints).map(tuple),
     ),
     stages=st.builds(StageTimes, small_ints, small_ints, small_ints),
+    images=st.lists(st.tuples(small_ints, small_ints, st.text())).map(tuple),
 )  # fmt: skip
 
 
