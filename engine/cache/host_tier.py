@@ -1,4 +1,8 @@
-"""KV in host memory, by key: bounded by bytes, least recently used first, pinned while somebody needs it."""
+"""KV in host memory, by key: bounded by bytes, least recently used first, pinned while somebody needs it.
+
+Pinned entries lie apart from those that may go, so that no call looks through them. An entry that is unpinned
+for the last time counts as used just then.
+"""
 
 import threading
 from collections import Counter, OrderedDict
@@ -55,40 +59,38 @@ class HostTier:
         self.num_bytes = num_bytes
         self._clock, self._ttl_ns, self._on_evict = clock, ttl_ns, on_evict
         self._lock = threading.RLock()
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # least recently used first
+        self._free: OrderedDict[bytes, _Entry] = OrderedDict()  # not pinned; least recently used first
+        self._pinned: dict[bytes, _Entry] = {}
         self._pins: Counter[bytes] = Counter()
-        self._bytes = self._reserved = 0
+        self._num_pins = 0
+        self._bytes = self._pinned_bytes = self._reserved = 0
         self._counts = _Counts()
 
     def __contains__(self, key: bytes) -> bool:
         with self._lock:
             self._expire()
-            return key in self._entries
+            return key in self._free or key in self._pinned
 
     def get(self, key: bytes) -> KvPayload | None:
         with self._lock:
             self._expire()
-            entry = self._entries.get(key)
+            entry = self._use(key)
             if entry is None:
                 self._counts.misses += 1
                 return None
             self._counts.hits += 1
-            entry.used_ns = self._clock.now_ns()
-            self._entries.move_to_end(key)
             return entry.payload
 
     def put(self, key: bytes, payload: KvPayload) -> bool:
         """Keep it, if room can be made. What is known stays as it is: equal keys are equal bytes."""
         with self._lock:
             self._expire()
-            if key in self._entries:
-                self._entries.move_to_end(key)
-                self._entries[key].used_ns = self._clock.now_ns()
+            if self._use(key) is not None:
                 return True
             if not self._make_room(payload.nbytes):
                 self._counts.refused += 1
                 return False
-            self._entries[key] = _Entry(payload, self._clock.now_ns())
+            self._free[key] = _Entry(payload, self._clock.now_ns())
             self._bytes += payload.nbytes
             self._counts.stored += 1
             return True
@@ -96,30 +98,41 @@ class HostTier:
     def drop(self, key: bytes) -> None:
         """Forget one entry, unless it is pinned."""
         with self._lock:
-            if key in self._entries and not self._pins[key]:
+            if key in self._free:
                 self._remove(key)
 
     def clear(self) -> None:
         """Forget all entries, pinned ones too: their content fits nothing any more. Reservations stay."""
         with self._lock:
-            self._entries.clear()
+            self._free.clear()
+            self._pinned.clear()
             self._pins.clear()
-            self._bytes = 0
+            self._bytes = self._pinned_bytes = self._num_pins = 0
 
     def pin(self, key: bytes) -> bool:
         """Keep an entry until it is unpinned; False where there is none."""
         with self._lock:
-            if key not in self._entries:
+            entry = self._free.pop(key, None)
+            if entry is not None:
+                self._pinned[key] = entry
+                self._pinned_bytes += entry.payload.nbytes
+            elif key not in self._pinned:
                 return False
             self._pins[key] += 1
+            self._num_pins += 1
             return True
 
     def unpin(self, key: bytes) -> None:
         with self._lock:
-            if self._pins[key] > 1:
-                self._pins[key] -= 1
-            else:
-                self._pins.pop(key, None)
+            if key not in self._pinned:  # everything was forgotten meanwhile
+                return
+            self._pins[key] -= 1
+            self._num_pins -= 1
+            if self._pins[key] == 0:
+                del self._pins[key]
+                entry = self._free[key] = self._pinned.pop(key)
+                entry.used_ns = self._clock.now_ns()
+                self._pinned_bytes -= entry.payload.nbytes
 
     def reserve(self, num_bytes: int) -> bool:
         """Take room for something that is no entry, if it can be made. `free` gives it back."""
@@ -137,28 +150,32 @@ class HostTier:
         with self._lock:
             c = self._counts
             return HostStatistics(
-                len(self._entries), self._bytes, self._reserved, sum(self._pins.values()), c.hits, c.misses,
-                c.stored, c.refused, c.evictions, c.expired,
+                len(self._free) + len(self._pinned), self._bytes, self._reserved, self._num_pins, c.hits,
+                c.misses, c.stored, c.refused, c.evictions, c.expired,
             )  # fmt: skip
 
     def entries(self) -> list[tuple[bytes, KvPayload]]:
-        """All of them, least recently used first."""
+        """All of them, least recently used first; pinned ones are in use."""
         with self._lock:
-            return [(key, entry.payload) for key, entry in self._entries.items()]
+            both = (*self._free.items(), *self._pinned.items())
+            return [(key, entry.payload) for key, entry in both]
 
     def check_integrity(self) -> None:
         """Sizes add up and lie within the bound, and what is pinned is there; raises AssertionError."""
         with self._lock:
-            assert self._bytes == sum(entry.payload.nbytes for entry in self._entries.values())
+            pinned_bytes = sum(entry.payload.nbytes for entry in self._pinned.values())
+            free_bytes = sum(entry.payload.nbytes for entry in self._free.values())
+            assert (self._bytes, self._pinned_bytes) == (free_bytes + pinned_bytes, pinned_bytes)
             assert self._bytes + self._reserved <= self.num_bytes, "the tier holds more than it may"
-            assert self._pins.keys() <= self._entries.keys(), "what is pinned is gone"
+            assert self._pins.keys() == self._pinned.keys(), "what is pinned is gone, or kept for nobody"
+            assert self._num_pins == sum(self._pins.values())
+            assert not self._free.keys() & self._pinned.keys(), "an entry is in two places"
 
     def _make_room(self, num_bytes: int) -> bool:
-        pinned = sum(self._entries[key].payload.nbytes for key in self._pins if key in self._entries)
-        if num_bytes + pinned + self._reserved > self.num_bytes:
+        if num_bytes + self._pinned_bytes + self._reserved > self.num_bytes:
             return False
         while self._bytes + self._reserved + num_bytes > self.num_bytes:
-            key = next(key for key in self._entries if not self._pins[key])
+            key = next(iter(self._free))
             payload = self._remove(key)
             self._counts.evictions += 1
             if self._on_evict is not None:
@@ -170,17 +187,23 @@ class HostTier:
         if self._ttl_ns is None:
             return
         oldest_ns = self._clock.now_ns() - self._ttl_ns
-        gone: list[bytes] = []
-        for key, entry in self._entries.items():
+        while self._free:
+            key, entry = next(iter(self._free.items()))
             if entry.used_ns >= oldest_ns:
-                break
-            if not self._pins[key]:
-                gone.append(key)
-        for key in gone:
+                return
             self._remove(key)
             self._counts.expired += 1
 
+    def _use(self, key: bytes) -> _Entry | None:
+        entry = self._free.get(key) or self._pinned.get(key)
+        if entry is not None:
+            entry.used_ns = self._clock.now_ns()
+            if key in self._free:
+                self._free.move_to_end(key)
+        return entry
+
     def _remove(self, key: bytes) -> KvPayload:
-        payload = self._entries.pop(key).payload
+        """Of what is not pinned."""
+        payload = self._free.pop(key).payload
         self._bytes -= payload.nbytes
         return payload

@@ -86,7 +86,7 @@ class Prefetch:
     def release(self) -> None:
         with self._lock:
             self._released = True
-            for tier, key in self._pins:
+            for tier, key in reversed(self._pins):  # ends of a prefix are of no use without its start
                 tier.unpin(key)
             self._pins.clear()
 

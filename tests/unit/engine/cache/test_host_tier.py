@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.cache.host_tier import HostTier
+from engine.cache.tiers import Prefetch
 from protocol.handoff import KvPayload
 
 keys = st.integers(0, 6).map(lambda number: bytes([number]) * 16)
@@ -79,6 +80,8 @@ class HostMachine(RuleBasedStateMachine):
         if key in self.pins:
             self.tier.unpin(key)
             self.pins.remove(key)
+            if key not in self.pins:
+                self.use(key)
 
     @rule(key=keys)
     def drop(self, key: bytes) -> None:
@@ -112,3 +115,41 @@ class HostMachine(RuleBasedStateMachine):
 
 TestHostTier = HostMachine.TestCase
 TestHostTier.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class CountedEntry(np.ndarray):
+    """A payload that counts who looks at its size."""
+
+    looks = 0
+
+    @property
+    def nbytes(self) -> int:
+        CountedEntry.looks += 1
+        return SIZE
+
+
+def test_what_is_pinned_is_not_looked_through() -> None:
+    tier = HostTier(3000 * SIZE, HandClock())
+    CountedEntry.looks = 0
+    for number in range(3000):  # and the last thousand of them evict, behind two thousand that are pinned
+        key = number.to_bytes(16, "big")
+        assert tier.put(key, np.zeros(1, np.uint8).view(CountedEntry))
+        if number < 2000:
+            assert tier.pin(key)
+    assert tier.reserve(500 * SIZE)
+    assert CountedEntry.looks < 10 * 3000
+    assert tier.statistics().pinned == 2000
+    tier.check_integrity()
+
+
+def test_the_end_of_a_prefix_goes_before_its_start() -> None:
+    tier = HostTier(3 * SIZE, HandClock())
+    prefetch = Prefetch(0)
+    start, middle, end, other = (bytes([number]) * 16 for number in range(4))
+    for key in (start, middle, end):
+        tier.put(key, np.zeros(SIZE, np.uint8))
+        prefetch.hold(tier, key)
+    prefetch.release()
+    tier.put(other, np.zeros(SIZE, np.uint8))
+    assert end not in tier
+    assert start in tier
