@@ -16,7 +16,7 @@ from typing import Any
 from actors.token_server import TokenServer
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import InvalidRequest, Overloaded
+from engine.errors import ContextExceeded, InvalidRequest, Overloaded
 from engine.handoff import Handoff
 from engine.request import Request
 from engine.results import StepResult, TokenOutput
@@ -129,6 +129,8 @@ class EngineWorker:
                 failed = Failed(
                     request_id, "overloaded", str(error), retry_after_s=getattr(error, "retry_after_s", 0.0)
                 )
+            case ContextExceeded():
+                failed = Failed(request_id, "context_length_exceeded", str(error), error.parameter)
             case InvalidRequest():
                 failed = Failed(request_id, "invalid", str(error), error.parameter)
             case _:

@@ -5,6 +5,7 @@ DockyardError
 │   ├── UnknownModel        a name that is neither built in nor a path
 │   ├── BrokenModelFile     a file that cannot be what it says: truncated, foreign, a tensor missing
 │   ├── InvalidRequest      a request that this model cannot serve; the gateway answers 400
+│   │   ├── ContextExceeded a prompt, with what is to follow it, that has more tokens than the model positions
 │   │   ├── GrammarStuck    an output that its grammar lets neither go on nor end
 │   │   └── CompilingFailed a grammar for which time or memory was too short, at this moment
 │   ├── BrokenHandoff       a KV hand-off of another version, model or checksum
@@ -28,6 +29,20 @@ class InvalidRequest(InvalidInput):
     def __init__(self, message: str, *, parameter: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.parameter = parameter
+
+
+class ContextExceeded(InvalidRequest):
+    """Clients that shorten a conversation and try again know it by OpenAI's code and wording.
+
+    LiteLLM and others look for "this model's maximum context length is" in any case, agents for the number
+    before "tokens" too. Sources: OpenAI API reference, error codes; LiteLLM, exception mapping.
+    """
+
+    @classmethod
+    def of(cls, max_positions: int, asked: str, *, parameter: str, please: str) -> "ContextExceeded":
+        """`asked` and `please` are the rest of sentences that begin with `However, ` and `Please `."""
+        bound = f"This model's maximum context length is {max_positions} tokens"
+        return cls(f"{bound}. However, {asked}. Please {please}.", parameter=parameter)
 
 
 class GrammarStuck(InvalidRequest): ...

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from engine.errors import InvalidRequest
+from engine.errors import ContextExceeded, InvalidRequest
 from engine.model.base import Model
 from engine.request import Request
 from engine.sampling.prompt_logprobs import check_prompt_logprobs
@@ -19,9 +19,9 @@ def check_request(request: Request, model: Model, max_positions: int, block_toke
     if new < 1:
         raise InvalidRequest(f"max_tokens is {new}; it must be at least 1", parameter="max_tokens")
     if prompt + new > max_positions:
-        raise InvalidRequest(
-            f"{prompt} prompt tokens and {new} new ones exceed the {max_positions} positions",
-            parameter="messages", hint="shorten the prompt or lower max_tokens",
+        raise ContextExceeded.of(
+            max_positions, f"{prompt} prompt tokens and {new} new ones exceed the {max_positions} positions",
+            parameter="messages", please="shorten the prompt or lower max_tokens",
         )  # fmt: skip
     ids = (*request.prompt_ids, *sampling.forced_ids, *request.generated_ids)
     if not all(0 <= token < model.vocabulary for token in ids):

@@ -18,7 +18,7 @@ from gateway.chat_writer import ChatWriter
 from gateway.completion_body import parse_completion
 from gateway.completion_request import prepare_completion
 from gateway.completion_writer import CompletionWriter
-from gateway.errors import answer_errors, error_response
+from gateway.errors import answer_errors, error_response, refusal_response
 from gateway.generation import Asked
 from gateway.metrics import GatewayMetrics
 from gateway.service import ChatService
@@ -54,7 +54,7 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
             arrived_ns = clock.now_ns()  # before tokenising: that is a part of what the client waits for
             asked = await asyncio.to_thread(prepare, body, service)  # seconds, for a long conversation
         except InvalidRequest as error:
-            return error_response("invalid", str(error), error.parameter)
+            return refusal_response(error)
         timed = tuple(replace(generation, arrived_ns=arrived_ns) for generation in asked.generations)
         head = ReplyHead(new_id("req").replace("req-", f"{prefix}-"), int(time.time()), service.model.name)
         writer = write(head, asked.num_prompt)
@@ -88,7 +88,7 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
             factor = parse_pace(await read_body(request, service.config, service.ending))
             await set_pace(role, factor)
         except InvalidRequest as error:
-            return error_response("invalid", str(error), error.parameter)
+            return refusal_response(error)
         except InvalidInput as error:
             return error_response("not_found", str(error), "role")
         return Response(msgspec.json.encode({"role": role, "factor": factor}), media_type="application/json")

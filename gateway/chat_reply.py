@@ -118,12 +118,14 @@ def failure_chunk(error: dict[str, Any]) -> bytes:
 
 def usage(num_prompt: int, results: Sequence[ChoiceResult]) -> dict[str, Any]:
     completion = sum(result.num_tokens for result in results)
-    cached = max((result.last.num_cached for result in results), default=0)
+    cached: dict[str, int] = {}  # of each prompt, which its choices share
+    for last in (result.last for result in results):
+        cached[last.request_id] = max(cached.get(last.request_id, 0), last.num_cached)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": completion,
         "total_tokens": num_prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
     }
 
 

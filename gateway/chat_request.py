@@ -13,7 +13,7 @@ import msgspec
 
 from engine.chat.form import ChatForm, Conversation, check_length
 from engine.chat.tokenizer import ChatTokenizer
-from engine.errors import InvalidRequest
+from engine.errors import ContextExceeded, InvalidRequest
 from gateway.chat_body import ChatBody, ChatMessage, NamedTool, check_chat, parse_chat
 from gateway.chat_sampling import (
     chat_logprobs,
@@ -92,9 +92,9 @@ def _check_count(messages: Sequence[ChatMessage], max_positions: int) -> None:
     if not messages:
         raise InvalidRequest("messages is empty", parameter="messages")
     if len(messages) > max_positions:  # each takes a token at least, whatever the template
-        raise InvalidRequest(
-            f"messages: {len(messages)} of them; the model has {max_positions} positions",
-            parameter="messages", hint="send fewer",
+        raise ContextExceeded.of(
+            max_positions, f"there are {len(messages)} messages, of a token at least",
+            parameter="messages", please="send fewer",
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import secrets
 from dataclasses import replace
 
-from engine.errors import InvalidRequest
+from engine.errors import ContextExceeded, InvalidRequest
 from gateway.chat_body import ChatBody
 from gateway.config import GatewayConfig
 from gateway.sampling_body import SamplingBody
@@ -51,9 +51,11 @@ def read_max_tokens(
     """
     room = max_positions - num_prompt
     if room < needed:
-        raise InvalidRequest(
-            f"the model has {max_positions} positions; the prompt takes {num_prompt}, the output {needed}",
-            parameter=parameter, hint=f"shorten the {parameter} or lower max_tokens",
+        raise ContextExceeded.of(
+            max_positions,
+            f"you requested {num_prompt + needed} tokens ({num_prompt} in the {parameter}, {needed} in the "
+            "completion)",
+            parameter=parameter, please=f"reduce the length of the {parameter} or of the completion",
         )  # fmt: skip
     return at_least("max_tokens", min(default, room) if asked is None else asked, 1)
 

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from engine.errors import ContextExceeded, InvalidRequest
 from gateway.body import BodyLate, ServerEnding
 from protocol.wire import Failed
 
@@ -16,6 +17,7 @@ CLIENT_GONE = 499  # nobody reads it; nginx's code, for logs
 
 _STATUS = {
     "invalid": 400,
+    "context_length_exceeded": 400,
     "forbidden": 403,
     "not_found": 404,
     "method": 405,
@@ -27,6 +29,7 @@ _STATUS = {
 }
 _TYPES = {
     "invalid": "invalid_request_error",
+    "context_length_exceeded": "invalid_request_error",
     "forbidden": "permission_error",
     "not_found": "not_found_error",
     "method": "invalid_request_error",
@@ -49,6 +52,12 @@ def error_response(code: str, message: str, parameter: str = "", retry_after_s: 
     if retry_after_s > 0:
         headers["retry-after"] = str(math.ceil(retry_after_s))
     return Response(content, _STATUS[code], headers, media_type="application/json")
+
+
+def refusal_response(error: InvalidRequest) -> Response:
+    """The whole reply to a request that cannot be served."""
+    code = "context_length_exceeded" if isinstance(error, ContextExceeded) else "invalid"
+    return error_response(code, str(error), error.parameter)
 
 
 def failure_response(failure: Failed) -> Response:

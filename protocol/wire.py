@@ -12,7 +12,7 @@ from protocol.sampling import SamplingParams
 from protocol.sampling_reply import TokenLogprobs
 
 MAX_FRAME_BYTES = 16 << 20
-FailureCode = Literal["invalid", "overloaded", "lost", "internal"]
+FailureCode = Literal["invalid", "context_length_exceeded", "overloaded", "lost", "internal"]
 
 
 # ------------------------------------------------------------------ received by an engine

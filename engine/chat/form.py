@@ -11,7 +11,7 @@ from engine.chat.dsml_parser import Content, Reasoning
 from engine.chat.tokenizer import ChatTokenizer
 from engine.chat.tool_calls import TextCall
 from engine.chat.tool_grammar import Form
-from engine.errors import InvalidRequest
+from engine.errors import ContextExceeded
 
 ReplyPart = Reasoning | Content | TextCall
 
@@ -83,8 +83,7 @@ class PlainReader:
 def check_length(parameter: str, count: int, tokenizer: ChatTokenizer, max_positions: int) -> None:
     """Refuses text that cannot fit whatever its tokens are, before any time goes into it."""
     if count > max_positions * tokenizer.longest:
-        raise InvalidRequest(
-            f"{parameter}: {count} characters; the model has {max_positions} positions, "
-            f"of {tokenizer.longest} characters at most",
-            parameter=parameter, hint="shorten it",
+        raise ContextExceeded.of(
+            max_positions, f"{parameter} has {count} characters, and a token {tokenizer.longest} at most",
+            parameter=parameter, please="shorten it",
         )  # fmt: skip

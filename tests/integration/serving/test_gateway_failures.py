@@ -21,7 +21,7 @@ from actors.engine_actor import raised_by_worker
 from actors.engine_worker import EngineWorker, WorkerFailed
 from actors.token_server import TokenServer
 from engine import EngineConfig, Request, SamplingParams
-from engine.errors import InvalidRequest, Overloaded
+from engine.errors import ContextExceeded, InvalidRequest, Overloaded
 from engine.handoff import Handoff
 from gateway.config import GatewayConfig
 from protocol.errors import ResourceShortage
@@ -206,7 +206,8 @@ def test_a_refused_hand_off_ends_the_request(make: Make) -> None:
     ("error", "status", "code"),
     [
         (Overloaded("32 requests are waiting"), 429, "overloaded"),
-        (InvalidRequest("too long for here", parameter="messages"), 400, "invalid"),
+        (InvalidRequest("too much for here", parameter="messages"), 400, "invalid"),
+        (ContextExceeded("too long for here", parameter="messages"), 400, "context_length_exceeded"),
         (OSError("the object store is full"), 503, "lost"),
         (TypeError("cannot be sent"), 503, "lost"),
     ],

@@ -155,12 +155,16 @@ def test_parts_and_the_newer_name_of_max_tokens(sdk: openai.OpenAI, expected: st
         ({"messages": [{"content": "x"}]}, "messages[0]", "role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "image_url"),
-        ({"messages": [{"role": "user", "content": "hello " * 500}]}, "messages", "512 positions"),
+        (
+            {"messages": [{"role": "user", "content": "hello " * 500}]},
+            "messages",
+            "maximum context length is 512 tokens",
+        ),
         ({"max_tokens": 0}, "max_tokens", "max_tokens is 0"),
         ({"max_tokens": -5}, "max_tokens", "max_tokens is -5"),
-        ({"max_tokens": 10**30}, "messages", "512 positions"),
+        ({"max_tokens": 10**30}, "messages", "length is 512 tokens"),
         ({"max_tokens": "many"}, "max_tokens", "Expected `int"),
-        ({"max_tokens": 500}, "messages", "512 positions"),
+        ({"max_tokens": 500}, "messages", "length is 512 tokens"),
         ({"temperature": 3}, "temperature", "temperature is 3"),
         ({"temperature": -0.1}, "temperature", "between 0 and 2"),
         ({"temperature": "hot"}, "temperature", "Expected `float"),
@@ -212,7 +216,7 @@ def test_parts_and_the_newer_name_of_max_tokens(sdk: openai.OpenAI, expected: st
         ({"reasoning_effort": 101}, "reasoning_effort", "1 to 100"),
         ({"reasoning_effort": "much"}, "reasoning_effort", "'much'"),
         ({"dockyard": {"forced_text": ""}}, "dockyard.forced_text", "forced_text is empty"),
-        ({"dockyard": {"forced_text": "x" * 600}}, "messages", "512 positions"),
+        ({"dockyard": {"forced_text": "x" * 600}}, "messages", "length is 512 tokens"),
     ],
 )
 def test_bad_requests_are_refused_by_name(
@@ -232,6 +236,23 @@ def test_the_sdk_sees_a_bad_request(sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature is 3") as refused:
         sdk.chat.completions.create(**{**GREEDY, "temperature": 3})
     assert refused.value.param == "temperature"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"messages": [{"role": "user", "content": "hello " * 500}]},
+        {"max_tokens": 500},
+        {"messages": [{"role": "user"}] * 600},
+        {"messages": [{"role": "user", "content": "x" * 19_000}]},
+    ],
+)
+def test_clients_know_a_context_that_is_exceeded(sdk: openai.OpenAI, changes: dict[str, Any]) -> None:
+    """By OpenAI's code, and by the words that LiteLLM and agents look for."""
+    with pytest.raises(openai.BadRequestError) as refused:
+        sdk.chat.completions.create(**{**GREEDY, **changes})
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
+    assert "this model's maximum context length is 512 tokens" in str(refused.value).lower()
 
 
 @pytest.mark.parametrize(

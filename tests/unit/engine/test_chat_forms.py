@@ -75,7 +75,9 @@ def test_a_prompt_says_where_its_reasoning_ends_and_no_message_writes_a_token(fo
 
 def test_text_that_cannot_fit_is_refused(form: DeepseekForm) -> None:
     long = Conversation([{"role": "user", "content": "x" * 100_000}])
-    with pytest.raises(InvalidRequest, match="100000 characters; the model has 64 positions") as refused:
+    with pytest.raises(
+        InvalidRequest, match=r"64 tokens\. However, messages has 100000 characters"
+    ) as refused:
         form.prompt(long, 64)
     assert refused.value.parameter == "messages"
 

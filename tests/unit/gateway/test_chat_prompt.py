@@ -91,7 +91,11 @@ class Untouched:
 @pytest.mark.parametrize(
     ("fields", "parameter", "told"),
     [
-        ({"messages": [{"role": "user"}] * 513}, "messages", "513 of them; the model has 512 positions"),
+        (
+            {"messages": [{"role": "user"}] * 513},
+            "messages",
+            "However, there are 513 messages",
+        ),
         ({"messages": []}, "messages", "empty"),
         ({"stop": "x" * 513}, "stop", "a string of 513 characters; at most 512"),
         ({"stop": ["x"] * 17}, "stop", "17 strings"),
@@ -116,10 +120,10 @@ def test_what_has_no_bound_of_its_own_is_refused_before_it_is_rendered(
 
 def test_text_that_cannot_fit_is_refused_before_it_is_rendered(tiny_tokenizer: ChatTokenizer) -> None:
     body = parse_chat(b'{"messages": [{"role": "user", "content": "%s"}]}' % (b"x" * 10_000))
-    with pytest.raises(InvalidRequest, match="10000 characters; the model has 512 positions"):
+    with pytest.raises(InvalidRequest, match=r"is 512 tokens\. However, messages has 10000 characters"):
         prepare_chat(body, form_of(Untouched(), tiny_tokenizer), tiny_tokenizer, 512, GatewayConfig())
     forced = '{"messages": [{"role": "user", "content": "a"}], "dockyard": {"forced_text": "%s"}}'
-    with pytest.raises(InvalidRequest, match="forced_text: 10000 characters"):
+    with pytest.raises(InvalidRequest, match="forced_text has 10000 characters"):
         prepared(forced % ("x" * 10_000), tiny_tokenizer)
 
 

@@ -20,9 +20,9 @@ from protocol.wire import Tokens
 HEAD = ReplyHead("chatcmpl-1", 17, "m")
 
 
-def last(*times: int, cached: int = 0) -> Tokens:
+def last(*times: int, cached: int = 0, request_id: str = "r") -> Tokens:
     arrived, scheduled, prefilled, adopted, produced = times
-    return Tokens("r", 0, (1,), "stop", arrived, scheduled, prefilled, adopted, produced, cached)
+    return Tokens(request_id, 0, (1,), "stop", arrived, scheduled, prefilled, adopted, produced, cached)
 
 
 def result(index: int, count: int, produced: int = 9, cached: int = 0) -> ChoiceResult:
@@ -53,6 +53,13 @@ def test_usage_adds_up_over_choices() -> None:
         "prompt_tokens": 10, "completion_tokens": 8, "total_tokens": 18,
         "prompt_tokens_details": {"cached_tokens": 8},
     }  # fmt: skip
+
+
+def test_usage_adds_up_the_cached_tokens_of_several_prompts() -> None:
+    first = [result(0, 3, cached=4), result(1, 5, cached=8)]
+    second = ChoiceResult(2, "text", "stop", 1, last(1, 2, 3, 4, 5, cached=7, request_id="s"))
+    assert usage(20, [*first, second])["prompt_tokens_details"] == {"cached_tokens": 15}
+    assert usage(20, [])["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 def test_the_timeline_is_that_of_the_slowest_choice() -> None:
