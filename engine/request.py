@@ -64,6 +64,9 @@ class Sequence:
     num_incoming: int = 0  # positions that it holds; above 0 also while a swap is on its way
     windows_key: bytes | None = None  # of the newest windows that were kept while it decodes
     served_ns: int = 0  # when it last got rows
+    owed_at: int = (
+        -1
+    )  # how many tokens it had when it was left waiting too long: it goes first until the next
     grammar: object = None  # of its structure, compiled: held here it is not given up
     stages: Stages = Stages()
 

@@ -17,7 +17,7 @@ from engine.scheduler.admission import Admission, plan_admission
 from engine.scheduler.kept import KeptKv, NothingKept
 from engine.scheduler.orders import Begin, CopyBlock, KeepBlock, LoadBlock, Order, SwapOut
 from engine.scheduler.prefix import Path, extend_chain, known_path
-from engine.scheduler.urgency import Urgency, outranks, urgency
+from engine.scheduler.urgency import Urgency, is_starving, outranks, urgency
 
 Preemption = Literal["recompute", "swap"]
 _NEVER_NS = 1 << 62
@@ -114,6 +114,10 @@ class Scheduler:
     def schedule(self, now_ns: int = 0) -> Plan:
         """The next step; the chunks' sequences hold the blocks for them."""
         self._now_ns, self._rows = now_ns, {}
+        for sequence in (*self.waiting, *self.running):
+            if is_starving(sequence, now_ns, self._limits.starvation_ns):
+                sequence.owed_at = len(sequence.token_ids)
+        owed = self._owed_rows()
         # Those that run may take every row of every step; half of them is for one left waiting too long.
         starving = any(not self._urgency(sequence)[0] for sequence in self.waiting)
         self._reserved = -(-self._limits.token_budget // 2) if starving else 0
@@ -121,7 +125,10 @@ class Scheduler:
             if sequence not in self.running or self._budget == 0:
                 continue  # preempted by a more urgent one in this very step
             count = self._next_count(sequence)
-            if self._make_room(sequence, count):
+            if sequence.num_missing > 1 and not self._urgency(sequence)[0]:
+                count = min(count, owed)
+                owed -= count
+            if count and self._make_room(sequence, count):
                 self._rows[sequence] = count
         self._reserved = 0
         while self.waiting and self._budget > 0:
@@ -225,6 +232,12 @@ class Scheduler:
 
     def _urgency(self, sequence: Sequence) -> Urgency:
         return urgency(sequence, self._now_ns, self._limits.starvation_ns)
+
+    def _owed_rows(self) -> int:
+        """Rows of a step for the prompts of those left waiting too long: half, and what decoding leaves."""
+        half = -(-self._limits.token_budget // 2)
+        decoding = sum(sequence.num_missing == 1 for sequence in self.running)
+        return max(half, self._limits.token_budget - decoding)
 
     @property
     def _budget(self) -> int:

@@ -10,7 +10,8 @@ def urgency(sequence: Sequence, now_ns: int, starvation_ns: int) -> Urgency:
 
     A call with slack may start that much later without holding anyone up, so it counts as if it had come that
     much later. One that got no row for `starvation_ns` goes before all others, whatever its priority: nobody
-    waits for ever.
+    waits for ever. It stays first until it has its next token, as rows alone bring nobody on: whoever comes
+    before it then takes its blocks, and all of it is computed again.
     """
     arrived = sequence.stages.arrived_ns
     due_ns = arrived + int(sequence.request.slack_ms * 1e6)
@@ -27,7 +28,9 @@ def urgency(sequence: Sequence, now_ns: int, starvation_ns: int) -> Urgency:
 
 
 def is_starving(sequence: Sequence, now_ns: int, starvation_ns: int) -> bool:
-    """Of one that has run, the wait counts from its last row."""
+    """Of one that has run, the wait counts from its last row; too long, it lasts until the next token."""
+    if sequence.owed_at == len(sequence.token_ids):
+        return True
     return now_ns - max(sequence.served_ns, sequence.stages.arrived_ns) > starvation_ns
 
 

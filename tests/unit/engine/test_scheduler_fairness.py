@@ -134,6 +134,38 @@ def test_a_long_prompt_gets_rows_beside_an_endless_stream_of_others() -> None:
     assert steps <= 12 // 2 * (STARVATION // 10 + 2)  # at least half a step once in so long
 
 
+def test_a_low_priority_gets_its_first_token_beside_an_endless_stream_of_higher_ones() -> None:
+    """Its blocks are taken away for as long as it is not starving, and never before its token once it is."""
+    scheduler = Scheduler(BlockPool(32, 16), ResumeRules(), Limits(8, 64, STARVATION), model="m")
+    scheduler.add(low := arrive("low", 400, priority=5))
+    now = number = 0
+    while low.num_generated == 0:
+        assert now < 60 * STARVATION, f"it is at row {low.num_computed}"
+        now += 10
+        while len(scheduler.waiting) < 3:
+            number += 1
+            scheduler.add(arrive(f"h{number}", 200, at=now))
+        finish_step(scheduler, scheduler.schedule(now))
+    assert number > 3
+
+
+def test_one_that_is_owed_a_token_leaves_half_of_the_rows_to_those_that_decode() -> None:
+    scheduler = Scheduler(BlockPool(400, BLOCK), ResumeRules(), Limits(8, 8, STARVATION), model="m")
+    for number in range(3):
+        scheduler.add(arrive(f"d{number}", 1, output=500))
+    finish_step(scheduler, scheduler.schedule(0))
+    scheduler.add(long := arrive("long", 40, priority=3))
+    now = STARVATION + 1
+    while long.num_generated == 0:
+        plan = scheduler.schedule(now)
+        now += 1
+        rows = {chunk.sequence.id: chunk.count for chunk in plan.chunks}
+        assert {rows.get(f"d{number}") for number in range(3)} == {1}
+        assert rows["long"] == min(5, long.num_missing)
+        finish_step(scheduler, plan)
+        long.served_ns = now
+
+
 @dataclass(slots=True)
 class Told:
     """What the machine knows of a request."""
