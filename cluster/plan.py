@@ -25,7 +25,7 @@ class WorkerPlan:
     cpus: tuple[int, ...]  # the processors that it runs on
     booked_cpus: float  # what Ray books; cores may be shared, so it books a share
     place: str  # the domain of the placement
-    memory_bytes: int  # promised to it: weights, KV pool and the process itself
+    memory_bytes: int  # promised to it: weights, KV pool, tiers in memory and the process itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ def plan_workers(config: DockyardConfig, path: Path, topology: Topology) -> Plan
     """Place the workers. Raises ResourceShortage with what is needed and what there is."""
     roles: tuple[Role, ...] = ("prefill", "decode") if config.workers.disaggregated else ("both",)
     cores = sum(len(domain.cores) for _, domain, _ in topology.domains())
-    kept = config.workers.kv_cache_bytes + config.workers.tiers.host_bytes
+    window_bytes = _window_bytes(config, path, topology, len(roles))
+    kept = config.workers.kv_cache_bytes + config.workers.tiers.host_bytes + window_bytes
     memory = _model_bytes(path) + kept + _PROCESS_BYTES
     # A request is in one stage at a time, so on a small machine each worker gets all cores, shared.
     demands = [
@@ -55,7 +56,7 @@ def plan_workers(config: DockyardConfig, path: Path, topology: Topology) -> Plan
         for role in roles
     ]
     placement = place_workers(topology, demands, reserve_bytes=_RESERVE_BYTES + config.ray.object_store_bytes)
-    workers = tuple(_worker(config, role, placement) for role in roles)
+    workers = tuple(_worker(config, role, placement, window_bytes) for role in roles)
     return Plan(workers, tuple(placement.describe().splitlines()))
 
 
@@ -69,7 +70,16 @@ def _model_bytes(path: Path) -> int:
     return sum(4 * _PACKED.get(tensor.dtype, 1) * math.prod(tensor.shape) for tensor in tensors)
 
 
-def _worker(config: DockyardConfig, role: Role, placement: WorkerPlacement) -> WorkerPlan:
+def _window_bytes(config: DockyardConfig, path: Path, topology: Topology, num_workers: int) -> int:
+    """Of kept windows, a worker: as set, or a share of a tenth of what is free. Files have no such model."""
+    if not path.is_dir():
+        return 0
+    set_bytes = config.workers.tiers.window_bytes
+    free_bytes = sum(domain.free_bytes for _, domain, _ in topology.domains())
+    return free_bytes // 10 // num_workers if set_bytes is None else set_bytes
+
+
+def _worker(config: DockyardConfig, role: Role, placement: WorkerPlacement, window_bytes: int) -> WorkerPlan:
     workers = config.workers
     choice = placement.choice(role)
     threads = workers.threads or min(choice.threads, _MAX_THREADS)
@@ -83,7 +93,7 @@ def _worker(config: DockyardConfig, role: Role, placement: WorkerPlacement) -> W
         max_sequences=workers.max_sequences,
         token_budget=workers.token_budget,
         preemption=workers.preemption,
-        tiers=workers.tiers,
+        tiers=workers.tiers.model_copy(update={"window_bytes": window_bytes}),
     )
     return WorkerPlan(role, engine, choice.cpus, 0.5, choice.place, choice.memory_bytes)
 

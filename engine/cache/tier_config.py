@@ -2,8 +2,9 @@
 
 from typing import Literal, Self
 
-import psutil
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from engine.cache.host_memory import host_memory_bytes
 
 Policy = Literal["write_through", "write_back"]
 
@@ -12,7 +13,8 @@ class TierConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host_bytes: int = Field(default=0, ge=0)  # of blocks, and of swapped sequences; 0: none are kept
-    # of windows, of models that have some; unset: a tenth of the host's memory, taken as it is needed
+    # of windows, of models that have some, taken as it is needed; unset: a tenth of the memory that a process
+    # may use, and of workers that are deployed a tenth of what is free, shared among them
     window_bytes: int | None = Field(default=None, ge=0)
     window_ttl_s: float = Field(
         default=600.0, gt=0
@@ -36,4 +38,4 @@ class TierConfig(BaseModel):
 
     @property
     def most_window_bytes(self) -> int:
-        return psutil.virtual_memory().total // 10 if self.window_bytes is None else self.window_bytes
+        return host_memory_bytes() // 10 if self.window_bytes is None else self.window_bytes
