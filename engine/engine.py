@@ -7,6 +7,7 @@ gives out a hand-off; `decode` adopts hand-offs and goes on. A request's tokens 
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from uuid import uuid4
 
 from torch import Tensor
 
@@ -75,6 +76,7 @@ class Engine:
         )
         self._sequences: dict[str, Sequence] = {}
         self._steps = self._rows = 0
+        self._labels: set[str] = set()  # versions of weights that there have been
         self._stepping: frozenset[str] = frozenset()  # requests of the step that runs
 
     @property
@@ -144,10 +146,23 @@ class Engine:
         without it, those that their owner has changed in place.
 
         No cached KV is used again; running requests keep their tokens and compute them anew. Blocks for as
-        long as reading takes. Raises UnknownModel, BrokenModelFile, InvalidRequest; then all stays as it was.
+        long as reading takes. Weights of `model` are known by their fingerprint. Those changed in place look
+        like others under the same label: their KV and hand-offs are this engine's alone, and the label must
+        be new to it.
+
+        Raises UnknownModel, BrokenModelFile, InvalidRequest; then all stays as it was.
         """
+        label = version
         if model is not None:
             self._replace_model(model)
+        elif not label or label in self._labels:
+            raise InvalidRequest(
+                f"version is {label!r}; weights changed in place need one that this engine has not had",
+                parameter="version",
+            )
+        else:
+            version = f"{label}#{uuid4().hex}"
+        self._labels.add(label)
         self.fingerprint = self.model.fingerprint if not version else f"{self.model.fingerprint}@{version}"
         for sequence in self._sequences.values():
             self._residence.leave(sequence)

@@ -287,6 +287,37 @@ def test_new_weights_make_all_kv_old(tiny_model: Path, cpu_library: Path, tmp_pa
     assert finish(engine, [request]) == finish(small_engine(other), [request])
 
 
+def test_a_label_that_another_run_gave_its_weights_finds_none_of_their_kv(
+    tiny_model: Path, cpu_library: Path, tmp_path: Path
+) -> None:
+    """Nothing tells weights that were changed in place from others of the same label."""
+    marks: set[str] = set()
+    for _ in range(2):
+        engine = small_engine(tiny_model, tiers={**HOST, "disk_path": str(tmp_path)}, block_tokens=16)
+        engine.update_weights("1")
+        finish(engine, [Request("r", prompt(100), NEW)])
+        marks.add(engine.fingerprint)
+        engine.close()
+        counts = engine.statistics()
+        assert (counts.scheduler.loaded_blocks, counts.tiers.prefetched) == (0, 0)
+    assert len(marks) == 2
+
+
+def test_weights_changed_in_place_need_a_label_of_their_own(tiny_model: Path, cpu_library: Path) -> None:
+    engine = small_engine(tiny_model)
+    first = engine.fingerprint
+    engine.update_weights("1", str(tiny_model))
+    engine.update_weights("2")
+    for label in ("", "1", "2"):
+        with pytest.raises(InvalidRequest, match="need one that this engine has not had") as refused:
+            engine.update_weights(label)
+        assert refused.value.parameter == "version"
+    engine.update_weights("2", str(tiny_model))
+    assert engine.fingerprint == f"{first}@2"
+    engine.update_weights("", str(tiny_model))
+    assert engine.fingerprint == first
+
+
 def test_events_tell_what_the_prefix_cache_holds(tiny_model: Path, cpu_library: Path) -> None:
     engine = small_engine(tiny_model, kv_events=True, block_tokens=16)
     finish(engine, [Request("r", prompt(40), NEW)])
