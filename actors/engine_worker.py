@@ -78,7 +78,8 @@ class EngineWorker:
         self._gate = threading.Lock()  # between `call` and the end of the loop
         self._ended = ""  # why no call is answered any more
         self._owned: dict[str, int] = {}  # outputs, by request, that their client waits for from this worker
-        self._num_compiling = 0  # requests and hand-offs that wait for their grammar, and are not queued yet
+        # Ids of requests and hand-offs that wait for their grammar, and are not queued yet.
+        self._compiling: list[str] = []
         # Requests, and clients, that were given up while a hand-off of theirs may have been on its way.
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
         self._pace = 1.0
@@ -145,7 +146,7 @@ class EngineWorker:
         In the engine's thread, between two steps: through `call`.
         """
         self.engine.check_integrity()
-        left = self._owned.keys() - self.engine.requests
+        left = self._owned.keys() - self.engine.requests - set(self._compiling)
         assert not left, f"a client waits for {min(left)}, which is not here"
 
     def set_pace(self, factor: float) -> None:
@@ -245,14 +246,14 @@ class EngineWorker:
         grammars = self.engine.sampler.grammars
         if structure is None or grammars.is_known(structure):
             return False
-        if self._num_compiling >= self.engine.config.max_waiting:
+        if len(self._compiling) >= self.engine.config.max_waiting:
             raise Overloaded("too many grammars wait to be compiled")
-        self._num_compiling += 1
+        self._compiling.append(_id_of(waiting))
         grammars.prepare(structure, lambda grammar=None: self._inbox.put(_Compiled(waiting, grammar)))
         return True
 
     def _go_on_with(self, waiting: Submit | Handoff) -> None:
-        self._num_compiling -= 1
+        self._compiling.remove(_id_of(waiting))
         if isinstance(waiting, Handoff):
             try:
                 self._adopt(waiting)
@@ -327,6 +328,10 @@ class EngineWorker:
         except Exception as error:  # a full object store, say: it ends this request, and no other
             _log.warning("the hand-off of %s has failed", request_id, exc_info=error)
             self.refuse(request_id, error)
+
+
+def _id_of(waiting: Submit | Handoff) -> str:
+    return waiting.header.request_id if isinstance(waiting, Handoff) else waiting.request_id
 
 
 def _stay_busy(seconds: float) -> None:

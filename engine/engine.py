@@ -124,7 +124,8 @@ class Engine:
     def fork(self, request_id: str, fork_id: str, sampling: SamplingParams | None = None) -> None:
         """Another request that goes on from where a running one is, on the same blocks, with all its tokens.
 
-        Its outputs count on from there. `sampling`: its own, or the other's. Raises InvalidRequest.
+        Its outputs count on from there. `sampling`: its own, or the other's. Raises InvalidRequest, and
+        Overloaded where it would have to wait in a full queue.
         """
         parent = self._sequences.get(request_id)
         if parent is None or parent.resumed is None:
@@ -136,8 +137,9 @@ class Engine:
         grammar = self._validate(request, request.generated_ids)
         child = parent.fork(0)
         child.request, child.grammar = request, grammar
-        if fork_id in self._sequences:
-            raise InvalidRequest(f"request {fork_id!r} is already running", parameter="request_id")
+        self._check_new(child)
+        if not self._scheduler.runs_fork(parent):
+            self._check_room()
         self._sequences[child.id] = child
         self._place(parent, child)
 
@@ -287,16 +289,23 @@ class Engine:
         return self.sampler.check(request.sampling, begun_ids)
 
     def _enqueue(self, sequence: Sequence) -> None:
+        self._check_new(sequence)
+        self._check_room()
+        self._sequences[sequence.id] = sequence
+        self._loading.add(sequence)
+
+    def _check_new(self, sequence: Sequence) -> None:
         if sequence.id in self._sequences:
             raise InvalidRequest(f"request {sequence.id!r} is already running", parameter="request_id")
+
+    def _check_room(self) -> None:
+        """Whether one more may wait."""
         if len(self._scheduler.waiting) + len(self._loading.waiting) >= self.config.max_waiting:
             wait_s = self._pace.refused()
             raise Overloaded(
                 f"{self.config.max_waiting} requests are waiting",
                 hint=f"try again in {wait_s:.0f} s", retry_after_s=wait_s,
             )  # fmt: skip
-        self._sequences[sequence.id] = sequence
-        self._loading.add(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         """Free whatever a sequence holds, wherever it is; nothing where it has ended."""

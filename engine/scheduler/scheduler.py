@@ -182,10 +182,14 @@ class Scheduler:
         size, window = self._pool.block_tokens, self._rules.window
         return known_path(sequence, self._root(sequence), size, window, known)
 
+    def runs_fork(self, parent: Sequence) -> bool:
+        """Whether a child of it would run at once, and not wait."""
+        return bool(self._slots) and parent in self.running and not parent.rebuilding
+
     def fork(self, parent: Sequence, child: Sequence) -> bool:
         """Let a child run behind the same positions, on the same blocks. False: no slot, so it waits."""
         self._counts.forks += 1
-        if not self._slots or parent not in self.running or parent.rebuilding:
+        if not self.runs_fork(parent):
             self.add(child)
             return False
         child.blocks = self._pool.share(parent.blocks)

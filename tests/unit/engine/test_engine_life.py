@@ -177,6 +177,20 @@ def test_a_full_queue_refuses_and_recovers(tiny_model: Path, cpu_library: Path) 
     assert drain(engine)[0].keys() == {"a", "b", "c"}
 
 
+def test_a_fork_waits_in_no_full_queue(tiny_model: Path, cpu_library: Path) -> None:
+    engine = small_engine(tiny_model, max_waiting=1, max_sequences=2)
+    engine.add(Request("a", PROMPT, FREE))
+    engine.step()
+    engine.fork("a", "runs")  # at once: the queue does not matter
+    engine.fork("a", "waits")
+    with pytest.raises(Overloaded, match="1 requests are waiting"):
+        engine.fork("a", "refused")
+    with pytest.raises(InvalidRequest, match="already running"):
+        engine.fork("a", "waits")
+    engine.check_integrity()
+    assert drain(engine)[0].keys() == {"a", "runs", "waits"}
+
+
 def test_a_cache_that_holds_no_block_is_refused(tiny_model: Path, cpu_library: Path) -> None:
     with pytest.raises(DockyardError, match="kv_cache_bytes 1048576 holds no block of 2097152 bytes"):
         small_engine(tiny_model, kv_cache_bytes=1 << 20, block_tokens=4096)
