@@ -27,6 +27,8 @@ _ENTRY_NAME = re.compile(r"[0-9a-f]{32}\.(block|windows)")
 _PART_NAME = re.compile(rf"{_ENTRY_NAME.pattern}\.\d+-\d+\{_PART}")
 _ABANDONED_S = 3600.0  # a file still being written after an hour is nobody's
 _FULL_FOR_S = 10.0  # after a full disk nothing is written for so long
+_SLOW_LOOK_S = 0.1  # steps wait for a look at others' files; after one that took longer, or failed,
+_BLIND_FOR_S = 10.0  # there is none for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class DiskTier:
     _full_until_s: float = 0.0
     _names: "itertools.count[int]" = field(default_factory=itertools.count)
     _counts: _Counts = field(default_factory=_Counts)
-    _failed_looks: int = 0  # of its own, since any thread counts here
+    _failed_looks: int = 0  # of its own, since another thread counts here
+    _blind_until_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Reads the folder. Raises UnusableTier where it cannot be made, read or written."""
@@ -95,19 +98,31 @@ class DiskTier:
             ) from error
 
     def seems_there(self, kind: Kind, key: bytes) -> bool:
-        """Whether there is a file. Changes no entry and waits for no other call: any thread may ask."""
+        """Whether there is a file. Changes no entry and waits for no other call: another thread may ask.
+
+        Names that are not known are looked up on the disk, but for a while behind a slow or failed look.
+        """
         name = _name(kind, key)
         found = self._files.get(name)
         if found is not None:
             return self.now_s() - found.used_s <= self.ttl_s
+        begun_s = self.now_s()
+        return begun_s >= self._blind_until_s and self._look(name, begun_s)
+
+    def _look(self, name: str, begun_s: float) -> bool:
+        found = failed = False
         try:
             self._path(name).stat()
+            found = True
         except (FileNotFoundError, NotADirectoryError):
-            return False
+            pass
         except OSError:
+            failed = True
             self._failed_looks += 1
-            return False
-        return True
+        now_s = self.now_s()
+        if failed or now_s - begun_s > _SLOW_LOOK_S:
+            self._blind_until_s = now_s + _BLIND_FOR_S
+        return found
 
     def contains(self, kind: Kind, key: bytes) -> bool:
         """Whether there is a file, of another process perhaps; it may turn out not to be whole."""

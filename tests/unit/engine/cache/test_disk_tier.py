@@ -232,6 +232,31 @@ def test_a_disk_that_cannot_be_looked_at_has_nothing(tmp_path: Path, monkeypatch
     assert tier.statistics().failures == 1
 
 
+@pytest.mark.parametrize("took_s", [0.0, 3.0])
+def test_steps_do_not_go_on_waiting_for_a_disk_that_is_slow_to_look_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took_s: float
+) -> None:
+    now = [0.0]
+    tier = tier_of(tmp_path, now_s=lambda: now[0])
+    tier_of(tmp_path).put("block", KEY, TAG, PAYLOAD)
+    looks: list[Path] = []
+    look = Path.stat
+
+    def slow(path: Path, **options: bool) -> os.stat_result:
+        looks.append(path)
+        now[0] += took_s
+        return look(path, **options)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "stat", slow)
+        assert tier.seems_there("block", KEY)
+        for _ in range(9):
+            assert tier.seems_there("block", KEY) == (took_s == 0.0)
+        assert len(looks) == (10 if took_s == 0.0 else 1)
+        now[0] += 11
+        assert tier.seems_there("block", KEY)
+
+
 def test_a_file_that_goes_while_the_folder_is_read_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
