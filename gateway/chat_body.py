@@ -83,6 +83,11 @@ class ChatBody(SamplingBody, kw_only=True):
     modalities: Any = None
     audio: Any = None
     continue_final_message: Any = None
+    add_generation_prompt: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    documents: Any = None
+    thinking: Any = None
 
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -91,6 +96,12 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "thinking": (),  # DeepSeek's
 }
 
 

@@ -22,6 +22,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "prompt_embeds": (),
     "tools": ([],),
+    "add_special_tokens": (True,),
 }
 
 

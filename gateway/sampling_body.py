@@ -71,6 +71,15 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     bad_words: Any = None
     allowed_token_ids: Any = None
     echo: Any = None
+    use_beam_search: Any = None
+    truncate_prompt_tokens: Any = None
+    skip_special_tokens: Any = None
+    add_special_tokens: Any = None
+    logits_processors: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
 
 def parse_body(body: bytes, kind: type[Body]) -> Body:
@@ -85,8 +94,23 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
         raise InvalidRequest("the body is nested too deeply", parameter="body") from error
 
 
+# vLLM's names of structured_outputs' fields, from before it had them.
+_OLD_NAMES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_INSTEAD = {
+    **dict.fromkeys(_OLD_NAMES, "send structured_outputs"),
+    **dict.fromkeys(("thinking", "chat_template_kwargs"), "send reasoning_effort to say how much to think"),
+}
 # What would change the answer, and is not done: the values that ask for nothing, beside null.
-_NEUTRAL: dict[str, tuple[object, ...]] = {"bad_words": ([],), "allowed_token_ids": (), "echo": (False,)}
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "echo": (False,),
+    "use_beam_search": (False,),
+    "truncate_prompt_tokens": (),
+    "skip_special_tokens": (True,),
+    "logits_processors": ([],),
+    **dict.fromkeys(_OLD_NAMES, ()),
+}
 
 
 def check_done(body: SamplingBody, neutral: Mapping[str, tuple[object, ...]]) -> None:
@@ -98,8 +122,9 @@ def check_done(body: SamplingBody, neutral: Mapping[str, tuple[object, ...]]) ->
         value = getattr(body, name)
         if value is not None and value not in values:
             raise InvalidRequest(
-                f"{name} is not supported by this server yet", parameter=name, hint="leave it out"
-            )
+                f"{name} is not supported by this server yet", parameter=name,
+                hint=_INSTEAD.get(name, "leave it out"),
+            )  # fmt: skip
 
 
 def clipped(text: str) -> str:

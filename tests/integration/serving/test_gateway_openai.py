@@ -276,6 +276,8 @@ def test_what_asks_for_nothing_is_no_request_for_what_is_not_done(sdk: openai.Op
         "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "logprobs": False,
         "logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0, "top_logprobs": None,
         "functions": [], "modalities": ["text"], "echo": False, "min_p": 0, "repetition_penalty": 1,
+        "use_beam_search": False, "skip_special_tokens": True, "add_special_tokens": False,
+        "chat_template_kwargs": {}, "add_generation_prompt": True, "documents": [], "guided_json": None,
     }  # fmt: skip
     answer = sdk.chat.completions.create(**GREEDY, extra_body=nothing)
     assert answer.choices[0].message.content == expected

@@ -1,9 +1,14 @@
 """Bodies that are no request: a 400 that names what is wrong, whatever they are."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from engine.errors import InvalidRequest
+from gateway.chat_body import check_chat
 from gateway.chat_request import parse_chat
+from gateway.completion_body import check_completion, parse_completion
 
 
 @pytest.mark.parametrize(
@@ -23,3 +28,30 @@ def test_the_field_is_named(body: bytes, parameter: str) -> None:
         parse_chat(body)
     assert refused.value.parameter == parameter
     assert len(str(refused.value)) < 600
+
+
+COMMON: dict[str, Any] = {
+    "guided_json": {"type": "object"}, "guided_regex": "a+", "guided_choice": ["a"], "guided_grammar": "x",
+    "truncate_prompt_tokens": 5, "use_beam_search": True, "skip_special_tokens": False,
+    "logits_processors": ["x"], "allowed_token_ids": [1], "bad_words": ["a"],
+}  # fmt: skip
+OF_CHATS: dict[str, Any] = {
+    "chat_template": "{{ x }}", "chat_template_kwargs": {"enable_thinking": False}, "documents": [{"a": "b"}],
+    "add_generation_prompt": False, "add_special_tokens": True, "thinking": {"type": "disabled"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [*COMMON.items(), *OF_CHATS.items()])
+def test_what_would_change_a_chat_and_is_not_done_is_refused_by_name(name: str, value: object) -> None:
+    body = parse_chat(msgspec.json.encode({"messages": [], name: value}))
+    with pytest.raises(InvalidRequest, match=f"{name} is not supported") as refused:
+        check_chat(body)
+    assert refused.value.parameter == name
+
+
+@pytest.mark.parametrize(("name", "value"), [*COMMON.items(), ("add_special_tokens", False)])
+def test_what_would_change_a_completion_and_is_not_done_is_refused_by_name(name: str, value: object) -> None:
+    body = parse_completion(msgspec.json.encode({"prompt": "a", name: value}))
+    with pytest.raises(InvalidRequest, match=f"{name} is not supported") as refused:
+        check_completion(body)
+    assert refused.value.parameter == name
