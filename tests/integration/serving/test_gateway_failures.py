@@ -316,7 +316,7 @@ def test_hand_offs_that_wait_for_their_grammar_hold_up_no_caller(
     decode._inbox.put(Abort("gw-1/3"))
     decode.call(decode.check_integrity)
     slow.go.set()
-    while decode.call(lambda: decode._num_compiling or decode.engine.has_work):
+    while decode.call(lambda: bool(decode._compiling) or decode.engine.has_work):
         pass
     decode.call(decode.check_integrity)
     assert decode.call(decode.engine.statistics).rows > 0
@@ -330,7 +330,7 @@ def test_a_hand_off_that_is_refused_once_its_grammar_is_there_is_told_to_its_cli
     decode._server.send = told.extend  # type: ignore[method-assign]
     (broken,) = handed_over_with(tiny_model, "[ab]+")
     decode.adopt(Handoff(replace(broken.header, version=-1), broken.payload))
-    while decode.call(lambda: decode._num_compiling):
+    while decode.call(lambda: bool(decode._compiling)):
         pass
     ((request_id, message),) = [(failed.request_id, failed.message) for failed in told]
     assert request_id == "gw-1/0"
