@@ -11,9 +11,11 @@ from typing import Self
 
 from actors.frames import BrokenFrame, pack_to_engine, read_from_engine
 from protocol.clock import SystemClock
-from protocol.errors import DockyardError
+from protocol.errors import DockyardError, ResourceShortage
 from protocol.sampling import SamplingParams
 from protocol.wire import Abort, Failed, FromEngine, Hello, Submit, ToEngine, Tokens
+
+_GREETING_S = 30.0  # for a worker to answer a new connection; its socket's thread has nothing else to do
 
 
 class RequestFailed(DockyardError):
@@ -64,6 +66,7 @@ class TokenClient:
                 reader, writer = await asyncio.open_unix_connection(str(path))
                 self._writers.append(writer)
                 self._send(writer, Hello(self._client))
+                await _greeted(reader, path)
                 self._readers.append(asyncio.create_task(self._receive(reader, path.name)))
             opened.pop_all()
         return self
@@ -91,11 +94,14 @@ class TokenClient:
         *,
         choices: int = 1,
         cache_salt: str = "",
+        generated_ids: Sequence[int] = (),
+        resumed: Sequence[int] = (),
     ) -> AsyncGenerator[Tokens]:
         """Tokens of all outputs, in order within each, until each has a finish reason. Raises RequestFailed.
 
         `arrived_ns`: when the request had come, on this host's monotonic clock; 0: now. `choices`: outputs
         for the one prompt, of which `give_up` ends one. `cache_salt`: prefixes are shared within it alone.
+        `generated_ids`, `resumed`: of a stream that goes on (`Tokens`), with the token behind them.
 
         Closing the iterator early, cancelling its task, or a failure aborts the request on every worker: one
         that has lost the other would go on with it.
@@ -117,9 +123,11 @@ class TokenClient:
                     priority,
                     choices,
                     cache_salt=cache_salt,
+                    generated_ids=tuple(generated_ids),
+                    resumed=tuple(resumed),
                 ),
             )
-            async with aclosing(_in_order(inbox)) as ordered:
+            async with aclosing(_in_order(inbox, len(generated_ids))) as ordered:
                 async for tokens in ordered:
                     if tokens.choice not in still_open:
                         continue  # on its way when it was given up
@@ -161,8 +169,22 @@ class TokenClient:
             writer.write(pack_to_engine(message))
 
 
-async def _in_order(inbox: "asyncio.Queue[FromEngine]") -> AsyncGenerator[Tokens]:
-    """Two workers send over two sockets, so a later token can arrive before an earlier one of its output."""
+async def _greeted(reader: asyncio.StreamReader, path: Path) -> None:
+    """Until the worker knows the client: what it sends before is lost, a decode worker's first tokens say.
+
+    Raises ResourceShortage.
+    """
+    try:
+        await asyncio.wait_for(read_from_engine(reader), _GREETING_S)
+    except (asyncio.IncompleteReadError, ConnectionError, TimeoutError) as error:
+        raise ResourceShortage(f"the worker at {path} does not answer ({type(error).__name__})") from error
+
+
+async def _in_order(inbox: "asyncio.Queue[FromEngine]", first: int) -> AsyncGenerator[Tokens]:
+    """Two workers send over two sockets, so a later token can arrive before an earlier one of its output.
+
+    `first`: the index of each output's first token.
+    """
     expected: dict[int, int] = {}
     early: dict[tuple[int, int], Tokens] = {}
     while True:
@@ -171,6 +193,6 @@ async def _in_order(inbox: "asyncio.Queue[FromEngine]") -> AsyncGenerator[Tokens
             raise RequestFailed(message)
         choice = message.choice
         early[choice, message.index] = message
-        while (tokens := early.pop((choice, expected.get(choice, 0)), None)) is not None:
+        while (tokens := early.pop((choice, expected.get(choice, first)), None)) is not None:
             yield tokens
             expected[choice] = tokens.index + len(tokens.token_ids)

@@ -93,6 +93,7 @@ class TokenServer:
                 return
             client = hello.client
             self._clients[client] = writer
+            writer.write(pack_from_engine([]))  # from here on it gets what is sent to it
             while True:
                 message = await read_to_engine(reader)
                 if not isinstance(message, Hello):

@@ -17,7 +17,7 @@ FailureCode = Literal["invalid", "context_length_exceeded", "overloaded", "lost"
 
 # ------------------------------------------------------------------ received by an engine
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First frame of a connection: the client's id."""
+    """First frame of a connection: the client's id. The engine answers with a batch of no messages."""
 
     client: str
 

@@ -27,7 +27,10 @@ class Engine:
         self.connected.set()
         try:
             while True:
-                self.received.put_nowait(await read_to_engine(reader))
+                message = await read_to_engine(reader)
+                if isinstance(message, Hello):
+                    self.say()
+                self.received.put_nowait(message)
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
             self.gone.set()

@@ -9,6 +9,7 @@ import pytest
 
 from actors.engine_worker import EngineWorker
 from actors.frames import pack_to_engine, read_from_engine
+from actors.token_client import TokenClient
 from actors.token_server import TokenServer
 from engine.config import EngineConfig
 from protocol.errors import DockyardError, ResourceShortage
@@ -60,7 +61,7 @@ def test_a_step_of_more_than_a_frame_reaches_a_client_that_reads_whole(tmp_path:
     it = TokenServer(tmp_path / "a.sock", lambda message: known.set(), lambda client: None)
     it.start()
 
-    async def receive() -> list[FromEngine]:
+    async def receive() -> list[FromEngine]:  # and the greeting, which is empty
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "a.sock"))
         writer.write(pack_to_engine(Hello("gw-1")) + pack_to_engine(Abort("gw-1/99")))
         await asyncio.to_thread(known.wait, 10)
@@ -72,4 +73,26 @@ def test_a_step_of_more_than_a_frame_reaches_a_client_that_reads_whole(tmp_path:
         return found
 
     assert asyncio.run(receive()) == step
+    it.stop()
+
+
+def test_a_client_that_is_connected_is_known(tmp_path: Path) -> None:
+    """However busy the server's thread is: what is sent to a client that it does not know is lost."""
+    it = server(tmp_path / "a.sock")
+    it.start()
+    busy, go = threading.Event(), threading.Event()
+
+    def block() -> None:
+        busy.set()
+        go.wait(10)
+
+    async def connect() -> bool:
+        assert it._loop is not None
+        it._loop.call_soon_threadsafe(block)
+        assert await asyncio.to_thread(busy.wait, 10)
+        asyncio.get_running_loop().call_later(0.1, go.set)
+        async with TokenClient(tmp_path / "a.sock") as client:
+            return client._client in it._clients
+
+    assert asyncio.run(connect())
     it.stop()
