@@ -289,13 +289,14 @@ class Scheduler:
         resident = {key: pool.match([key])[0] for key, payload in admission.known if payload is None}
         fresh = pool.allocate(admission.num_needed)
         parent: bytes | None = None
-        for key, payload in admission.known:
+        for index, (key, payload) in enumerate(admission.known):
             if payload is None:
                 sequence.blocks.append(resident[key])
             else:
                 block = fresh.pop()
                 sequence.blocks.append(block)
-                pool.register(block, key, parent)
+                tokens = sequence.token_ids[index * pool.block_tokens : (index + 1) * pool.block_tokens]
+                pool.register(block, key, parent, tokens)
                 self._orders.append(LoadBlock(block, key, payload))
                 self._counts.loaded_blocks += 1
             parent = key

@@ -332,6 +332,20 @@ def test_events_tell_what_the_prefix_cache_holds(tiny_model: Path, cpu_library: 
     assert batch.events[0] == BlockRemoved((stored.block_hashes[1],), "GPU")
 
 
+def test_events_of_blocks_that_come_back_have_their_tokens(tiny_model: Path, cpu_library: Path) -> None:
+    engine = small_engine(tiny_model, kv_events=True, block_tokens=16, tiers=HOST)
+    finish(engine, [Request("r", prompt(100), NEW)])
+    (*_, (number, _)) = engine.events_since(0)
+    forget_device(engine)
+    finish(engine, [Request("again", prompt(100), NEW)])
+    assert engine.statistics().scheduler.loaded_blocks == 6
+    told = [event for _, batch in engine.events_since(number + 1) for event in batch.events]
+    (stored,) = (event for event in told if isinstance(event, BlockStored) and event.medium == "GPU")
+    assert len(stored.block_hashes) == 6
+    assert stored.token_ids == prompt(100)[:96]
+    engine.close()
+
+
 def test_a_full_queue_says_when_to_come_again(tiny_model: Path, cpu_library: Path) -> None:
     engine = small_engine(tiny_model, max_waiting=1)
     engine.add(Request("a", prompt(5), NEW))
