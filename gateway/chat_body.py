@@ -101,7 +101,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "documents": ([],),
-    "thinking": (),  # DeepSeek's
+    "thinking": ({"type": "enabled"},),  # what a model that reasons does unasked
 }
 
 

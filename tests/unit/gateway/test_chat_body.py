@@ -55,3 +55,7 @@ def test_what_would_change_a_completion_and_is_not_done_is_refused_by_name(name:
     with pytest.raises(InvalidRequest, match=f"{name} is not supported") as refused:
         check_completion(body)
     assert refused.value.parameter == name
+
+
+def test_asking_for_what_is_done_unasked_is_taken() -> None:
+    check_chat(parse_chat(msgspec.json.encode({"messages": [], "thinking": {"type": "enabled"}})))
