@@ -137,6 +137,7 @@ def test_the_uplink_is_this_processs_own_network_by_default(internet, tmp_path, 
             timeout=60,
         ),
     )
-    assert (done.stdout, done.stderr) == ("['hello', 'EPERM']\n" * 2, "")
+    said = [line for line in done.stderr.splitlines() if not line.startswith("dockyard: sandboxes lack")]
+    assert (done.stdout, said) == ("['hello', 'EPERM']\n" * 2, [])
     wait_until(lambda: internet.devices() == ["lo"])
     assert check_integrity(tmp_path).is_clean
