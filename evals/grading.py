@@ -118,7 +118,7 @@ def _by_reason(execution: Execution) -> tuple[Verdict, str] | None:
 
 
 def _by_output(execution: Execution, begin: str, end: str) -> tuple[Verdict, str]:
-    last_error = next((line for line in reversed(execution.stderr.splitlines()) if line.strip()), "")
+    last_error = _last_error(execution.stderr)
     if not execution.stdout.startswith(begin):
         return "infrastructure", f"the grading script did not start: {last_error or execution.exit_code}"
     if execution.exit_code == 0:
@@ -128,6 +128,13 @@ def _by_output(execution: Execution, begin: str, end: str) -> tuple[Verdict, str
     if last_error.startswith("MemoryError"):
         return "oom", "MemoryError"
     return "failed", last_error or f"exit code {execution.exit_code}"
+
+
+def _last_error(stderr: str) -> str:
+    """The last line that names an exception: several processes may write their tracebacks into each other."""
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    named = [line for line in lines if not line[0].isspace() and not line.startswith("Traceback ")]
+    return (named or lines or [""])[-1]
 
 
 def _short(text: str) -> str:

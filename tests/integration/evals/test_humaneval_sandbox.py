@@ -58,11 +58,7 @@ def test_canonical_solutions_pass(grade, task_id):
         ("def f(x):\n    while True: pass\n", "timeout", "in their time"),
         ("def f(x):\n    return bytearray(1 << 30)\n", "oom", ""),
         ("def f(x):\n    while True: print('x' * 10000)\n", "failed", "output limit"),
-        (
-            "import os\ndef f(x):\n    while True: os.fork()\n",
-            "failed",
-            "",
-        ),  # all processes tell their end at once
+        ("import os\ndef f(x):\n    while True: os.fork()\n", "failed", "BlockingIOError"),
         ("import os, signal\ndef f(x):\n    os.kill(os.getpid(), signal.SIGSEGV)\n", "failed", "signal"),
         (
             "import socket\ndef f(x):\n    socket.create_connection(('127.0.0.1', 22), 1)\n",

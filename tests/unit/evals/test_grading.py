@@ -134,3 +134,9 @@ def test_a_host_that_can_make_no_sandbox_stops_the_run():
 
     with pytest.raises(MissingCapability):
         verdict_on(RIGHT, incapable)
+
+
+def test_tracebacks_written_into_each_other_still_name_the_error() -> None:
+    start = "Traceback (most recent call last):\n  File 'a', line 1\n"
+    grade = judge(Execution(1, "b", f"{start}OSError: no\n{start}", "exit", 1.0), begin="b", end="e")
+    assert (grade.verdict, grade.detail) == ("failed", "OSError: no")
