@@ -56,6 +56,17 @@ class Comparison:
         return self.ratio >= self.target
 
 
+@dataclass(frozen=True, slots=True)
+class ComparisonOfParts(Comparison):
+    """Met where each named part has reached a target of its own."""
+
+    parts: Mapping[str, bool]
+
+    @property
+    def met(self) -> bool:
+        return all(self.parts.values())
+
+
 class Surroundings:
     """What a bench ran on and beside. Make it before anything heavy starts.
 

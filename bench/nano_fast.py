@@ -78,15 +78,6 @@ class Quality:
 Rates = Mapping[str, float]  # tokens a second: "decode 1", "decode 4", "decode 16", "prompt"
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict(common.Comparison):
-    parts: Mapping[str, bool]
-
-    @property
-    def met(self) -> bool:
-        return all(self.parts.values())
-
-
 def main() -> int:
     """Measure, print, and return 1 where a target was missed."""
     options = common.parse("nano_fast", __doc__)
@@ -109,13 +100,15 @@ def main() -> int:
     return common.finish(common.report(found, surroundings, detail), options)
 
 
-def judge(rates: Mapping[Profile, Sequence[Rates]], quality: Mapping[Caches, Quality]) -> Verdict:
+def judge(
+    rates: Mapping[Profile, Sequence[Rates]], quality: Mapping[Caches, Quality]
+) -> common.ComparisonOfParts:
     """Every part by its own target."""
     speed, many = ratios(rates), f"decode {BATCHES[-1]}"
     parts = {name: of_one >= LEAST_RATIO for name, of_one in speed.items()}
     parts[many] = speed[many] >= TARGET
     parts["top_1"] = quality["released"].difference.agreement >= LEAST_AGREEMENT
-    return Verdict(
+    return common.ComparisonOfParts(
         name="nano_fast",
         unit="tokens/s, sixteen sequences",
         value=medians(rates["fast"])[many],

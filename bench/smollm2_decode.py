@@ -14,7 +14,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -73,15 +73,6 @@ class Prompts:
 Turn = tuple[str, Callable[[Prompts], Rates]]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict(common.Comparison):
-    parts: Mapping[str, bool]
-
-    @property
-    def met(self) -> bool:
-        return all(self.parts.values())
-
-
 def main() -> int:
     """Measure, print, and return 1 where a target was missed."""
     options = common.parse("smollm2_decode", __doc__)
@@ -90,7 +81,7 @@ def main() -> int:
     size = QUICK if options.quick else FULL
     rates, quality = measure(size, threads)
     ratios = {profile: _ratios(rates[profile], rates[PEER]) for profile in PROFILES}
-    found = Verdict(
+    found = common.ComparisonOfParts(
         name="smollm2_decode",
         unit="tokens/s",
         value=median(round_.decode for round_ in rates["fast"]),

@@ -19,7 +19,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,15 +81,6 @@ class Times:
 
     decode: float
     prompt: float
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict(common.Comparison):
-    parts: Mapping[str, bool]
-
-    @property
-    def met(self) -> bool:
-        return all(self.parts.values())
 
 
 class Ours:
@@ -162,7 +153,7 @@ def main() -> int:
     }
     targets = dict(zip(ratios, (DECODE_TARGET, PROMPT_TARGET, LONG_TARGET), strict=True))
     parts = {name: ratio >= targets[name] for name, ratio in ratios.items()}
-    found = Verdict(
+    found = common.ComparisonOfParts(
         name="v4_against_transformers",
         unit="tokens/s",
         value=1 / median(a.decode for a, _ in rounds),
