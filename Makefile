@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: setup demo test soak vm check bench
+.PHONY: setup demo test soak vm sanitize check bench
 
 setup:
 	@$(PYTHON) cli/bootstrap.py
@@ -18,6 +18,9 @@ soak: setup
 
 vm: setup
 	@$(BIN)/python tests/vm/run.py
+
+sanitize: setup
+	@$(BIN)/python tests/sanitize_kernels.py
 
 check: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/pyright

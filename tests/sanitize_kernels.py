@@ -1,4 +1,5 @@
-"""The tests of the C library under AddressSanitizer: `python tests/sanitize_kernels.py [pytest's arguments]`.
+"""The tests of the C library under AddressSanitizer: `make sanitize`, or `python
+tests/sanitize_kernels.py [pytest's arguments]`.
 
 The library is built once more, beside the usual one, and so is each form that a test compiles. A read or
 write outside an allocation ends the run with a report. Takes some minutes.
