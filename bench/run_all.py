@@ -1,9 +1,10 @@
 """Every bench, each in a process of its own, and their results as one table.
 
-`python -m bench.run_all [--quick] [--only NAME …]`. A bench is a module of this folder that can be started
-by itself. Its last line of output is its JSON object; progress goes to stderr and is passed on. The table
-goes to `bench/RESULTS.md`, beside the conditions that it was measured under. Exit code 1 if a target was
-missed or a bench failed; a verdict that noise made void is neither.
+`python -m bench.run_all [--quick] [--only NAME …]`, or `--stored` for the page of the results that are kept
+in `bench/results`, the newest of each bench, without running any. A bench is a module of this folder that can
+be started by itself. Its last line of output is its JSON object; progress goes to stderr and is passed on.
+The table goes to `bench/RESULTS.md`, beside the conditions that it was measured under. Exit code 1 if a
+target was missed or a bench failed; a verdict that noise made void is neither.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from typing import Any
 import msgspec
 
 FOLDER = Path(__file__).parent
-RESULTS = FOLDER / "RESULTS.md"
+RESULTS, STORED = FOLDER / "RESULTS.md", FOLDER / "results"  # a file a bench and day: 2026-11-30-NAME.json
+_KEPT = "The newest in `bench/results` of each bench; this page: `python -m bench.run_all --stored`."
 LIMIT_S = {True: 300.0, False: 7_200.0}  # by `quick`, whose two minutes a busy machine may stretch
 
 
@@ -63,13 +65,24 @@ def read(name: str, output: str, exit_code: int) -> Outcome:
         return Outcome(name, None, f"exit code {exit_code}, no JSON object on the last line")
 
 
-def table(outcomes: Sequence[Outcome], quick: bool, at: datetime) -> str:
-    """The page: a line a bench."""
+def stored(folder: Path = STORED) -> list[Outcome]:
+    """The newest result that is kept of each bench, in alphabetical order."""
+    newest = {path.stem[len("2026-11-30-") :]: path for path in sorted(folder.glob("????-??-??-*.json"))}
+    return [read(name, newest[name].read_text(), 0) for name in sorted(newest)]
+
+
+def said_of(quick: bool, at: datetime) -> str:
+    """When and how the results of a page were measured."""
     form = "quick form (`make bench`)" if quick else "full form (`python -m bench.run_all`)"
+    return f"Measured {at:%Y-%m-%d %H:%M} UTC, {form}."
+
+
+def table(outcomes: Sequence[Outcome], measured: str) -> str:
+    """The page: a line a bench. `measured` says when and how."""
     lines = [
         "# Results",
         "",
-        f"Measured {at:%Y-%m-%d %H:%M} UTC, {form}. `docs/benchmarks.md` says what each measures.",
+        f"{measured} `docs/benchmarks.md` says what each measures.",
         "",
         "| bench | value | unit | target | peer | ratio | met |",
         "|---|---|---|---|---|---|---|",
@@ -129,13 +142,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", choices=bench_names(), help="these benches alone"
     )
+    parser.add_argument("--stored", action="store_true", help="run nothing, write the page of what is kept")
     options = parser.parse_args(arguments)
+    if options.stored:
+        RESULTS.write_text(table(stored(), _KEPT))
+        return 0
     outcomes: list[Outcome] = []
     for name in options.only or bench_names():
         print(f"· {name}", file=sys.stderr, flush=True)
         outcomes.append(run(name, options.quick))
         print(_row(outcomes[-1]), flush=True)
-    page = table(outcomes, options.quick, datetime.now(UTC))
+    page = table(outcomes, said_of(options.quick, datetime.now(UTC)))
     if options.only is None:  # a part is no result of the whole
         RESULTS.write_text(page)
     return 1 if any(outcome.is_missed for outcome in outcomes) else 0

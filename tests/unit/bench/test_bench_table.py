@@ -2,11 +2,12 @@
 
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
-from bench.run_all import Outcome, bench_names, read, table
+from bench.run_all import Outcome, bench_names, read, said_of, stored, table
 
-AT = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+AT = said_of(True, datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
 VALUE = {
     "name": "speed", "value": 12.3456, "unit": "tokens/s", "peer": "llama.cpp", "peer_value": 10.0,
     "ratio": 1.23456, "target": 0.8, "met": True, "env": {"cores": 2, "load": 0.51234},
@@ -14,7 +15,7 @@ VALUE = {
 
 
 def row(**changes):
-    return table([Outcome("speed", {**VALUE, **changes})], True, AT).splitlines()[6]
+    return table([Outcome("speed", {**VALUE, **changes})], AT).splitlines()[6]
 
 
 def test_a_row_has_every_field():
@@ -38,13 +39,13 @@ def test_no_peer_leaves_its_cells_empty():
 
 
 def test_the_conditions_stand_below():
-    assert "- speed: cores 2, load 0.5123" in table([Outcome("speed", VALUE)], True, AT)
+    assert "- speed: cores 2, load 0.5123" in table([Outcome("speed", VALUE)], AT)
 
 
 def test_a_bench_that_failed_is_in_the_table():
     outcome = read("speed", "Traceback\nKeyError: 'a|b'", 1)
     assert outcome.is_missed
-    assert "| failed |" in table([outcome], False, AT)
+    assert "| failed |" in table([outcome], AT)
 
 
 @pytest.mark.parametrize("output", ["", "[1, 2]", "12", '{"name": "cut'])
@@ -54,6 +55,15 @@ def test_what_is_no_object_is_a_failure(output):
 
 def test_progress_before_the_object_is_no_part_of_it():
     assert read("speed", 'warming up\n{"met": false}\n', 1).value == {"met": False}
+
+
+def test_the_newest_stored_result_of_each_bench_is_read(tmp_path):
+    for day, value in (("2026-01-02", 1.0), ("2026-01-10", 2.0), ("2025-12-31", 3.0)):
+        (tmp_path / f"{day}-speed.json").write_bytes(msgspec.json.encode({**VALUE, "value": value}))
+    (tmp_path / "2026-01-01-agility.json").write_bytes(msgspec.json.encode(VALUE))
+    found = stored(tmp_path)
+    assert [each.name for each in found] == ["agility", "speed"]
+    assert [each.value["value"] for each in found] == [12.3456, 2.0]
 
 
 def test_noise_is_no_miss():
