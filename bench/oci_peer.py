@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +22,7 @@ from typing import IO, Any
 from sandbox import Sandbox, cgroups
 from sandbox.images import Image, prepare_image
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
-from sandbox.policy.seccomp import filter_program, oci_seccomp, this_machine
+from sandbox.policy.seccomp import filter_program, this_machine
 from sandbox.substrates.oci import oci_config
 
 _NEW_MOUNTS = 0x00020000
@@ -41,12 +42,19 @@ class Peer:
 
     name: str
     program: str
+    as_program: bool = False  # it gets the table of calls as instructions, as ours does; else by names
 
 
 def peers() -> tuple[Peer, ...]:
-    """Those that are installed."""
-    found = [(name, shutil.which(name)) for name in ("crun", "runc", "bwrap")]
-    return tuple(Peer(name, program) for name, program in found if program is not None)
+    """Those that are installed. crun twice: a table by names it turns into instructions, at each start."""
+    kinds = (
+        ("crun", "crun", True),
+        ("crun by names", "crun", False),
+        ("runc", "runc", False),
+        ("bwrap", "bwrap", True),
+    )
+    found = ((name, shutil.which(tool), as_program) for name, tool, as_program in kinds)
+    return tuple(Peer(name, path, as_program) for name, path, as_program in found if path is not None)
 
 
 def threads_for_peers(count: int) -> ThreadPoolExecutor:
@@ -67,13 +75,18 @@ def check_whole(box: Sandbox) -> None:
     """Raises SystemExit for a sandbox without a cgroup in a hierarchy that this host has: freezer, guard and
     egress hang on version 2."""
     state = cgroups.state_key(default_state_dir())
-    for root, version, options in cgroups.parse_hierarchies(_HOST_MOUNTS.read_text()):
-        if version == 1 and options.isdisjoint(cgroups.CONTROLLERS):
-            continue
+    for root in _roots():
         if not (root / cgroups.TOP / state / box.id).is_dir():
             raise SystemExit(
                 f"sandbox {box.id} has no cgroup under {root}, so it is not under the full policy"
             )
+
+
+@cache
+def _roots() -> tuple[Path, ...]:
+    """Of the hierarchies that this host has and sandboxes use, wherever this thread lies."""
+    found = cgroups.parse_hierarchies(_HOST_MOUNTS.read_text())
+    return tuple(root for root, version, names in found if version == 2 or names & set(cgroups.CONTROLLERS))
 
 
 class Workshop:
@@ -89,12 +102,12 @@ class Workshop:
         # A runtime gives the sandbox's uid what it finds as input, output and error: no device of the host's.
         self._stdio = (folder / "stdio").open("w+b")
 
-    def bundle(self, args: Sequence[str]) -> "Bundle":
+    def bundle(self, args: Sequence[str], peer: Peer) -> "Bundle":
         """A place for one sandbox; nothing is mounted yet. Not timed."""
         place = self._folder / str(next(self._numbers))
         for name in ("upper", "work", "root"):
             (place / name).mkdir(parents=True)
-        (place / "config.json").write_text(json.dumps(_config(self.image, args, place.name)))
+        (place / "config.json").write_text(json.dumps(_config(self.image, args, place.name, peer)))
         os.chown(place / "upper", _FIRST_UID, _FIRST_UID)
         return Bundle(place, self._skeleton, self._folder / "filter", self.image, self._stdio)
 
@@ -154,13 +167,13 @@ class Bundle:
         return [*words, "--"]
 
 
-def _config(image: Image, args: Sequence[str], name: str) -> dict[str, Any]:
-    config = oci_config(args, owner_uid=_FIRST_UID, cgroup=f"/{_GROUP}/{os.getpid()}-{name}")
+def _config(image: Image, args: Sequence[str], name: str, peer: Peer) -> dict[str, Any]:
+    cgroup = f"/{_GROUP}/{os.getpid()}-{name}"
+    config = oci_config(args, owner_uid=_FIRST_UID, cgroup=cgroup, as_program=peer.as_program)
     config["root"] = {"path": "root", "readonly": False}
     config["linux"]["namespaces"] = [
         {"type": kind} for kind in ("user", "pid", "mount", "ipc", "uts", "cgroup", "network")
     ]
-    config["linux"]["seccomp"] = oci_seccomp(this_machine())
     config["linux"]["resources"] = {
         "memory": {"limit": MEMORY_BYTES},
         "pids": {"limit": PIDS},

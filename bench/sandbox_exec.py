@@ -126,7 +126,7 @@ def _peers(peer: Peer, bundle: Bundle, words: Sequence[str]) -> int:
 
 def _begin(workshop: Workshop, peer: Peer) -> Bundle:
     """A container that sleeps, until `_end`."""
-    bundle = workshop.bundle(["/usr/bin/sleep", "3600"])
+    bundle = workshop.bundle(["/usr/bin/sleep", "3600"], peer)
     try:
         bundle.mount()
         detached = bundle.command(peer, "run", "--detach", bundle.name)
