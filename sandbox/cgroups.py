@@ -4,18 +4,21 @@ Sandboxes live under `dockyard/STATE/ID` in every hierarchy that they use, STATE
 directory: so everything under a STATE that no journal knows is a leftover, whoever made it.
 """
 
+import atexit
 import hashlib
 import os
 import signal
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
 from sandbox.errors import CapacityError
+from sandbox.kernel_files import read_small, write_small
 from sandbox.limits import LimitName, Limits
 from sandbox.refusals import Attempt, Counts
 
@@ -73,8 +76,15 @@ def parse_hierarchies(mounts: str) -> list[tuple[Path, Literal[1, 2], frozenset[
 
 def find_hierarchies(mounts: Path = Path("/proc/mounts")) -> tuple[Hierarchy, ...]:
     """Hierarchies in which this process may make groups. Empty for an ordinary user without delegation."""
+    return _usable(mounts.read_text(), os.geteuid())
+
+
+@lru_cache(maxsize=8)
+def _usable(mounts: str, user: int) -> tuple[Hierarchy, ...]:
+    """By a user, who may do the same with the same mounts."""
+    del user
     found: list[Hierarchy] = []
-    for root, version, options in parse_hierarchies(mounts.read_text()):
+    for root, version, options in parse_hierarchies(mounts):
         if version == 1 and options.isdisjoint(CONTROLLERS):
             continue
         if not os.access(root, os.W_OK):
@@ -101,7 +111,12 @@ def gaps(hierarchies: Sequence[Hierarchy]) -> tuple[str, ...]:
 
 def state_key(state_dir: Path) -> str:
     """The STATE part of a group's path: the same for every process that uses this directory."""
-    return hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12]
+    return _digest(state_dir)
+
+
+@lru_cache(maxsize=64)
+def _digest(directory: Path) -> str:
+    return hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:12]
 
 
 def plan_groups(hierarchies: Sequence[Hierarchy], state: str, sandbox_id: str) -> tuple[Group, ...]:
@@ -156,9 +171,9 @@ class Groups:
         for group in self._groups:
             memory = "memory.oom_control" if group.hierarchy.version == 1 else "memory.events"
             if "memory" in group.hierarchy.controllers:
-                oom_kills += sum(_field(each / memory, "oom_kill") for each in _subtree(group.path))
+                oom_kills += sum(_field(f"{each}/{memory}", "oom_kill") for each in _subtree(group.path))
             if "pids" in group.hierarchy.controllers:
-                refused_forks += sum(_field(each / "pids.events", "max") for each in _subtree(group.path))
+                refused_forks += sum(_field(f"{each}/pids.events", "max") for each in _subtree(group.path))
         return Counters(oom_kills, refused_forks)
 
     def remove(self) -> None:
@@ -180,10 +195,14 @@ def _explained(group: Group) -> Generator[None]:
 def remove_group(path: Path) -> None:
     """Kills every process in a group and below it, and removes the directories. Nothing there: no error."""
     give_up = time.monotonic() + REMOVE_PATIENCE_S
-    while path.exists():
-        with suppress(OSError):
+    while True:
+        try:
             path.rmdir()  # mostly it is empty and childless by now, and this works with no descriptor free
             return
+        except FileNotFoundError:
+            return
+        except OSError:
+            pass  # in use
         for each in reversed(list(_subtree(path))):
             try:
                 each.rmdir()
@@ -223,6 +242,21 @@ def remove_empty_parents(roots: Sequence[Path], state: str) -> None:
                 break  # absent, or in use: both are fine
 
 
+_KEPT: set[tuple[Path, str]] = set()
+
+
+def keep_parents(roots: Sequence[Path], state: str) -> None:
+    """`dockyard/STATE` stays until this process ends: the next sandbox needs it again, and making it takes as
+    long as that sandbox's own groups."""
+    _KEPT.update((root, state) for root in roots)
+
+
+@atexit.register
+def _let_parents_go() -> None:
+    for root, state in _KEPT:
+        remove_empty_parents([root], state)
+
+
 def members(path: Path) -> list[int]:
     """Pids in a group and below it."""
     pids: list[int] = []
@@ -248,7 +282,7 @@ def mount_roots(mounts: Path = Path("/proc/mounts")) -> tuple[Path, ...]:
 def _make_group(group: Group) -> None:
     for _ in range(10):
         try:
-            if group.hierarchy.version == 2:
+            if group.hierarchy.version == 2 and group.hierarchy.controllers:
                 group.path.parent.mkdir(parents=True, exist_ok=True)
                 _delegate(group)
             group.path.mkdir()
@@ -266,7 +300,7 @@ def _delegate(group: Group) -> None:
     wanted = " ".join(f"+{name}" for name in sorted(group.hierarchy.controllers))
     for ancestor in (group.hierarchy.root, group.path.parent.parent, group.path.parent):
         control = ancestor / "cgroup.subtree_control"
-        if wanted and not group.hierarchy.controllers <= set(control.read_text().split()):
+        if not group.hierarchy.controllers <= set(control.read_text().split()):
             control.write_text(wanted)
 
 
@@ -274,15 +308,9 @@ def _write_limits(group: Group, limits: Limits) -> None:
     for name, value in settings(group.hierarchy, limits):
         # Swap accounting may be compiled out or off; without swap the memory limit says it all. Without a
         # limit on sockets `gaps` says so.
-        flags = os.O_WRONLY | os.O_CLOEXEC | (0 if name in _OPTIONAL_FILES else os.O_CREAT)
-        try:
-            fd = os.open(group.path / name, flags)
-        except FileNotFoundError:
-            continue
-        try:
-            os.write(fd, value.encode())
-        finally:
-            os.close(fd)
+        is_optional = name in _OPTIONAL_FILES
+        with suppress(FileNotFoundError) if is_optional else nullcontext():
+            write_small(f"{group.path}/{name}", value, makes=not is_optional)
 
 
 _OPTIONAL_FILES = ("memory.memsw.limit_in_bytes", "memory.swap.max", _SOCKET_FILE)
@@ -337,14 +365,10 @@ def _subtree(path: Path) -> Iterator[Path]:
         yield from _subtree(Path(child))
 
 
-def _field(path: Path, name: str) -> int:
-    """Two of these at each end of every command, so no file object is made."""
+def _field(path: str, name: str) -> int:
+    """0 where there is no such file."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        text = read_small(path)
     except FileNotFoundError:
         return 0
-    try:
-        text = os.read(fd, 4096).decode()
-    finally:
-        os.close(fd)
     return next((int(line.split()[1]) for line in text.splitlines() if line.split()[:1] == [name]), 0)

@@ -30,6 +30,9 @@ _WRITABLE = ("/workspace", "/tmp", "/root", "/var/tmp")
 # Where the host keeps these as links into /usr, so does the image; elsewhere they are mounted too.
 _USR_TWINS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _MASKED_PACKAGES = ("dist-packages", "site-packages")  # of every interpreter in /usr/lib
+_Stamp = tuple[int, int, int]  # inode, time of change, size
+_LIBRARIES = "/usr/lib"
+_SOURCES = ("/", "/usr", "/bin", "/etc/ld.so.cache", "/etc/alternatives")  # what an image follows from
 _COPIED = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives")
 _WRITTEN = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
@@ -70,18 +73,28 @@ def prepare_image(name: str, *, state_dir: Path, init: Path, toolkit: Path) -> I
     """
     if name != "host":
         raise InvalidArgument(f"image={name!r} is unknown", hint="the image of this version is 'host'")
-    if not init.is_file():
+    built, has_python = _stamp(init), _stamp(toolkit / "bin" / "python3")
+    if built is None:
         raise UnsupportedError(f"{init} is not there", hint="build it with `python -m sandbox.native.build`")
-    if not (toolkit / "bin" / "python3").exists():
+    if has_python is None:
         hint = f"make it with `python -m sandbox.toolkit --into {toolkit}`"
         raise UnsupportedError(f"no toolkit at {toolkit}", hint=hint)
-    skeleton = _skeleton(state_dir, init)
-    if not skeleton.is_dir():
-        _make_skeleton(skeleton, init)
+    libraries = _stamp(_LIBRARIES)
+    places = (*_SOURCES, *_interpreters(libraries))
+    image = _host(state_dir, init, toolkit, (built, has_python, libraries, *map(_stamp, places)))
+    if not image.skeleton.is_dir():
+        _make_skeleton(image.skeleton, init)
+    return image
+
+
+@lru_cache(maxsize=16)
+def _host(state_dir: Path, init: Path, toolkit: Path, stamps: tuple[_Stamp | None, ...]) -> Image:
+    """Looked at anew when something that it is made of has changed: every create asks."""
+    del stamps
     twins = tuple(Bind(Path("/", each), f"/{each}") for each in _USR_TWINS if _is_real_directory(each))
     return Image(
-        name=name,
-        skeleton=skeleton,
+        name="host",
+        skeleton=_skeleton(state_dir, init),
         binds=(Bind(Path("/usr"), "/usr"), *twins, Bind(toolkit.resolve(), TOOLKIT_AT)),
         masks=_masks(),
         writable=_WRITABLE,
@@ -95,22 +108,27 @@ def prepare_image(name: str, *, state_dir: Path, init: Path, toolkit: Path) -> I
     )
 
 
+def _stamp(path: Path | str) -> _Stamp | None:
+    """Another when the file has changed, or when another name is in the directory. None where it is not."""
+    try:
+        info = Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return info.st_ino, info.st_mtime_ns, info.st_size
+
+
 def _masks() -> tuple[str, ...]:
     """The site's own: what is in them is not of the image."""
-    libraries = Path("/usr/lib")
-    found = (
-        interpreter / name
-        for name in _MASKED_PACKAGES
-        for interpreter in _interpreters(libraries, libraries.stat().st_mtime_ns)
-    )
+    interpreters = _interpreters(_stamp(_LIBRARIES))
+    found = (Path(interpreter, name) for name in _MASKED_PACKAGES for interpreter in interpreters)
     return tuple(str(place) for place in (Path("/usr/local"), *found) if place.exists())
 
 
 @lru_cache(maxsize=4)
-def _interpreters(libraries: Path, changed_ns: int) -> tuple[Path, ...]:
-    """Listed anew when the directory has changed: it is large, and every create asks."""
-    del changed_ns
-    return tuple(sorted(libraries.glob("python3*")))
+def _interpreters(stamp: _Stamp | None) -> tuple[str, ...]:
+    """Listed anew when the directory has changed, which is large."""
+    del stamp
+    return tuple(sorted(map(str, Path(_LIBRARIES).glob("python3*"))))
 
 
 def superseded(state_dir: Path, init: Path) -> list[Path]:

@@ -6,6 +6,7 @@ once (ext4), which takes longer than a create has to spare; this one is mostly g
 pids, mounts and cgroups do not outlive the kernel either.
 """
 
+import errno
 import json
 import os
 from dataclasses import asdict, dataclass, replace
@@ -42,19 +43,21 @@ class Journal:
 
     def write(self, record: Record) -> None:
         """Stores or replaces a record. Blocks for a file write."""
-        path, line = self._path(record.id), json.dumps(asdict(record)) + "\n"
+        line = (json.dumps(asdict(record)) + "\n").encode()
+        path = self._path(record.id)
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            _put(path, os.O_APPEND, line)
+        except FileNotFoundError:
+            self._make(path, line)
+
+    def _make(self, path: Path, line: bytes) -> None:
+        draft = path.with_suffix(f".{os.getpid()}.draft")
+        try:
+            _put(draft, os.O_CREAT | os.O_TRUNC, line)
         except FileNotFoundError:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            draft = path.with_suffix(f".{os.getpid()}.draft")
-            draft.write_text(line)
-            draft.replace(path)
-            return
-        try:
-            os.write(fd, line.encode())
-        finally:
-            os.close(fd)
+            _put(draft, os.O_CREAT | os.O_TRUNC, line)
+        draft.rename(path)
 
     def remove(self, sandbox_id: str) -> None:
         """Forgets a sandbox of which nothing is left. Idempotent."""
@@ -80,6 +83,15 @@ class Journal:
 
     def _path(self, sandbox_id: str) -> Path:
         return self._directory / f"{sandbox_id}.json"
+
+
+def _put(path: Path, flags: int, line: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
+    try:
+        if os.write(fd, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(fd)
 
 
 def _is_being_written(path: Path) -> bool:

@@ -48,10 +48,10 @@ class Ownership:
         self._egress: Egress | None = None
         self._journal = Journal(state_dir)
         self._state = cgroups.state_key(state_dir)
-        self._roots = tuple(group.hierarchy.root for group in groups)
         roots = cgroups.mount_roots() if all_hierarchies else ()
         by_runtime = {root / cgroups.TOP / self._state / sandbox_id for root in roots}
         self._by_runtime = sorted(by_runtime - set(self.groups.paths))
+        cgroups.keep_parents((*roots, *(group.hierarchy.root for group in groups)), self._state)
         self._record = Record(
             id=sandbox_id,
             owner=this_process(),
@@ -123,7 +123,5 @@ class Ownership:
         self._layers.remove(self.layer)
         for path in self._by_runtime:
             cgroups.remove_group(path)
-            cgroups.remove_empty_parents([path.parents[2]], self._state)
         self._profiles.release(self._record.id)
         self._journal.remove(self._record.id)
-        cgroups.remove_empty_parents(self._roots, self._state)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from sandbox.kernel_files import read_small
+
 _STATE, _NUM_THREADS, _START_TIME = 0, 17, 19  # fields of /proc/PID/stat, counted after the name
 
 
@@ -80,7 +82,7 @@ def command_lines() -> Iterator[tuple[int, list[bytes]]]:
 
 def _stat_fields(pid: int) -> list[str] | None:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        text = read_small(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
     return text[text.rindex(")") + 2 :].split()
