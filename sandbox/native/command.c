@@ -9,7 +9,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 
-static void give_up(int report, enum ending ending) {
+_Noreturn static void give_up(int report, enum ending ending) {
     send_message(report, 0, EXIT, ending, (uint32_t)errno, -1);
     _exit(127);
 }
@@ -42,7 +42,7 @@ static char **take_strings(char **cursor, uint32_t count) {
     return strings;
 }
 
-static void become_program(const struct message *call, const struct exec *exec, const struct limits *limits) {
+_Noreturn static void become_program(const struct message *call, const struct exec *exec, const struct limits *limits) {
     struct stat info;
     sigset_t none;
     sigemptyset(&none);
@@ -56,7 +56,6 @@ static void become_program(const struct message *call, const struct exec *exec, 
     environ = take_strings(&cursor, words[1]);
     if (!argv || !environ) give_up(exec->report, FAILED_START);
     if (chdir(cwd)) give_up(exec->report, FAILED_CHDIR);
-    for (int number = 1; number < NSIG; number++) signal(number, SIG_DFL); /* an owner in the background ignores some */
     sigprocmask(SIG_SETMASK, &none, NULL);
     execvp(argv[0], argv);
     give_up(exec->report, FAILED_EXEC);
@@ -84,7 +83,7 @@ static bool has_children(void) {
 
 void run_minder(const struct message *call, const struct exec *exec, const struct limits *limits) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    pid_t program = fork();
+    pid_t program = vfork(); /* the minder has nothing to do until it runs, and no page is copied */
     if (program == 0) become_program(call, exec, limits);
     if (program < 0) give_up(exec->report, FAILED_START);
     close(exec->words), close(exec->out), close(exec->err), close(exec->in);

@@ -106,6 +106,7 @@ int run_init(int argc, char **argv) {
     if (strcmp(argv[4], "-")) enter_profile(argv[4]);
     if (argc > 5) restrict_writes(argv + 5, argc - 5);
     if (limits.processes) setrlimit(RLIMIT_NPROC, &(struct rlimit){limits.processes, limits.processes});
+    for (int number = 1; number < NSIG; number++) signal(number, SIG_DFL); /* an owner in the background ignores some */
     sigset_t awaited;
     sigemptyset(&awaited);
     sigaddset(&awaited, SIGCHLD);
