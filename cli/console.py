@@ -56,7 +56,7 @@ def fail(error: DockyardError, as_json: bool) -> None:
     progress.print(f"[red]dockyard:[/red] {kind}: ", end="")
     progress.print(visible(str(error)), markup=False)
     if as_json:
-        print_json_error(kind, error.message, error.hint)
+        print_json({"error": {**error.record(), "type": kind}})
 
 
 def print_json_error(kind: str, message: str, hint: str) -> None:

@@ -4,21 +4,27 @@ what was done."""
 import json
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Literal
 
 import psutil
 import typer
 
 from cli.console import JsonFlag, output, print_json, show
+from cli.environment import EnvOption, given_environment
 from cluster.config import load_config
 from cluster.state import StateFolder
 from protocol.errors import ResourceShortage
-from sandbox import Policy, Sandbox, Snapshots
+from sandbox import Policy, Sandbox, SandboxStatus, Snapshots, sandboxes
 from sandbox.audit import check_integrity, sweep
 from sandbox.audit_log import entries
+from sandbox.errors import InvalidArgument
 from sandbox.layers import LayerWish
 from sandbox.limits import MIB
+
+SandboxId = Annotated[str, typer.Argument(metavar="ID", help="Of `dockyard sandbox list`.")]
 
 app = typer.Typer(
     help="Sandboxes of this machine.",
@@ -50,6 +56,7 @@ def run_command(
     pids: Annotated[
         int | None, typer.Option(min=8, max=1 << 22, help="Processes and threads. Default: 128.")
     ] = None,
+    env: EnvOption = None,
     with_stdin: Annotated[
         bool,
         typer.Option("--stdin", "-i", help="Pass standard input, once it has ended; else there is none."),
@@ -69,7 +76,8 @@ def run_command(
     stdin = sys.stdin.buffer.read() if with_stdin else b""
     with Sandbox.create(
         substrate=substrate, policy=Policy(network="none"), memory_mb=memory_mb, pids=pids,
-        disk_mb=disk_mb, layer=layer, snapshot=snapshot, state_dir=state.sandboxes, toolkit=state.toolkit,
+        disk_mb=disk_mb, layer=layer, snapshot=snapshot, env=given_environment(env),
+        state_dir=state.sandboxes, toolkit=state.toolkit,
     ) as box:  # fmt: skip
         asked = command if len(command) > 1 else command[0]
         result = box.commands.run(asked, timeout_s=timeout_s, stdin=stdin)
@@ -99,15 +107,93 @@ def _check_memory(memory_mb: int | None) -> None:
 
 
 @app.command("list")
-def list_sandboxes(as_json: JsonFlag = False) -> None:
-    """List living sandboxes, and what has no owner any more.
+def list_sandboxes(
+    label: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE that they are to have; can be repeated.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List living sandboxes with their timeouts, and what has no owner any more.
 
-    Example: dockyard sandbox list --json
+    Example: dockyard sandbox list --label team=red
     """
-    audit = check_integrity(StateFolder(load_config().state_dir).sandboxes)
-    value = {"live": list(audit.live), "leftovers": [asdict(left) for left in audit.leftovers]}
-    lines = [*audit.live, *(f"left behind: {left.kind} {left.name}" for left in audit.leftovers)]
+    state = _state_dir()
+    audit = check_integrity(state)
+    found = sandboxes.list(labels=_labels(label or ()), state_dir=state)
+    value = {
+        "live": [each.id for each in found] if label else list(audit.live),
+        "sandboxes": [each.record() for each in found],
+        "leftovers": [asdict(left) for left in audit.leftovers],
+    }
+    lines = [*map(_line, found), *(f"left behind: {left.kind} {left.name}" for left in audit.leftovers)]
     show(value, as_json, lambda: "\n".join(lines) or "no sandbox")
+
+
+@app.command("info")
+def print_info(id: SandboxId, as_json: JsonFlag = False) -> None:
+    """Print how a sandbox stands.
+
+    Example: dockyard sandbox info sbx-3f9a61c04be2d17 --json
+    """
+    found = sandboxes.info(id, state_dir=_state_dir())
+    show(found.record(), as_json, lambda: _line(found))
+
+
+@app.command("set-timeout")
+def set_timeout(
+    id: SandboxId,
+    lifetime_s: Annotated[
+        float | None, typer.Argument(help="Seconds from now until it ends; left out: as it is.")
+    ] = None,
+    idle_s: Annotated[
+        float | None, typer.Option("--idle", help="Seconds that it may be idle; 0 for as long as it lives.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Set when a sandbox ends, whoever owns it. Prints what holds then.
+
+    Example: dockyard sandbox set-timeout sbx-3f9a61c04be2d17 600 --idle 60
+    """
+    idle = "keep" if idle_s is None else idle_s or None
+    found = sandboxes.set_timeout(id, lifetime_s, idle_s=idle, state_dir=_state_dir())
+    show(found.record(), as_json, lambda: _line(found))
+
+
+@app.command("kill")
+def kill(
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Of `dockyard sandbox list`.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """End sandboxes, whoever owns them, and free all that they have. The first that cannot be ended is said.
+
+    Example: dockyard sandbox kill sbx-3f9a61c04be2d17
+    """
+    killed = [sandboxes.kill(each, state_dir=_state_dir()) for each in ids]
+    show(
+        {"killed": [each.record() for each in killed]}, as_json, lambda: "\n".join(f"killed {i}" for i in ids)
+    )
+
+
+def _line(status: SandboxStatus) -> str:
+    if status.end_at is None:
+        return f"{status.id}  owned by process {status.owner_pid}, which does not answer"
+    idle = "" if status.idle_s is None else f", or when idle for {status.idle_s:g} s"
+    labels = "".join(f" {name}={value}" for name, value in (status.labels or {}).items())
+    return (
+        f"{status.id}  {status.state} {status.substrate}, ends at {status.end_at:%Y-%m-%d %H:%M:%S} UTC{idle}"
+        f"{labels}"
+    )
+
+
+def _labels(words: Sequence[str]) -> dict[str, str]:
+    pairs = [word.partition("=") for word in words]
+    if bad := next((name for name, is_given, _ in pairs if not is_given), None):
+        raise InvalidArgument(f"--label {bad} has no value", hint="write NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def _state_dir() -> Path:
+    return StateFolder(load_config().state_dir).sandboxes
 
 
 @app.command("snapshots")
@@ -121,7 +207,7 @@ def list_snapshots(
 
     Example: dockyard sandbox snapshots --delete ready
     """
-    store = Snapshots(StateFolder(load_config().state_dir).sandboxes)
+    store = Snapshots(_state_dir())
     for name in delete or ():
         if not store.delete(name):
             store.get(name)  # which says what there is
@@ -143,7 +229,7 @@ def print_log(
 
     Example: dockyard sandbox log --last 20
     """
-    kept = list(deque(entries(StateFolder(load_config().state_dir).sandboxes), last))
+    kept = list(deque(entries(_state_dir()), last))
     show({"entries": kept}, as_json, lambda: "\n".join(map(json.dumps, kept)) or "nothing yet")
 
 
@@ -153,7 +239,7 @@ def sweep_sandboxes(as_json: JsonFlag = False) -> None:
 
     Example: dockyard sandbox sweep
     """
-    removed = sweep(StateFolder(load_config().state_dir).sandboxes)
+    removed = sweep(_state_dir())
     if as_json:
         print_json({"removed": [asdict(left) for left in removed]})
     for left in removed if not as_json else ():

@@ -11,6 +11,7 @@ import typer
 
 from cli.console import JsonFlag, UrlOption, show, step
 from cli.endpoint import model_endpoint
+from cli.environment import EnvOption, given_environment
 from cli.wiring import ModelAt, Workbench, report_of, require_toolkit
 from cluster.config import DockyardConfig, load_config
 from cluster.status import checked_url
@@ -78,6 +79,7 @@ def run(
     max_tokens: MaxTokensOption = AGENT_LIMITS.max_tokens,
     history_chars: HistoryOption = AGENT_LIMITS.history_chars,
     samples: Annotated[int, typer.Option(min=1, help="Programs a teammate draws, for HumanEval tasks.")] = 4,
+    env: EnvOption = None,
     url: UrlOption = None,
     as_json: JsonFlag = False,
 ) -> int:
@@ -93,7 +95,7 @@ def run(
         _require_recording(task)
     require_toolkit(settings)
     with _where(settings, model, model_name, api_key, url) as at:
-        bench = Workbench.open(settings)
+        bench = Workbench.open(settings, env=given_environment(env))
         if task.startswith("HumanEval/"):
             work = run_samplers(bench, task, at, samples)
         else:

@@ -1,10 +1,12 @@
 """Connects evaluations and teams to this machine's sandboxes and to a model's endpoint."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+
+from pydantic import SecretStr
 
 from cli.placing import PlacedBoxes, SandboxPlaces, placed_execute
 from cluster.config import DockyardConfig, SandboxConfig
@@ -48,9 +50,10 @@ class Workbench:
     run_id: str
     folder: Path
     places: SandboxPlaces
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # of agents; may be secret
 
     @classmethod
-    def open(cls, config: DockyardConfig) -> "Workbench":
+    def open(cls, config: DockyardConfig, *, env: Mapping[str, str] | None = None) -> "Workbench":
         """A fresh run folder that holds the resolved configuration. Removes what crashed runs left.
 
         Sandboxes get the memory that is free now and promised to no worker: open it once the server runs.
@@ -62,7 +65,8 @@ class Workbench:
         folder = state.runs / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{run_id}"
         folder.mkdir()
         (folder / "config.yaml").write_text(config.resolved_yaml())
-        return cls(config, state, run_id, folder, SandboxPlaces(state.root, outstanding_bytes(config)))
+        places = SandboxPlaces(state.root, outstanding_bytes(config))
+        return cls(config, state, run_id, folder, places, env or {})
 
     def grader(self) -> Execute:
         """Runs a program in a sandbox of its own."""
@@ -78,6 +82,7 @@ class Workbench:
     def boxes(self) -> SandboxFactory:
         """Makes agents' sandboxes."""
         config = BoxConfig(
+            env={name: SecretStr(value) for name, value in self.env.items()},
             substrate=self._box.substrate,
             memory_mb=self._box.memory_mb,
             pids=self._box.pids,

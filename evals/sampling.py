@@ -70,6 +70,6 @@ def hidden_verifier(problem: Problem, execute: Execute) -> Verifier:
             raise VerifierError(f"{problem.task_id}: {grade.detail}")
         solved = grade.verdict == "passed"
         detail = f"{grade.verdict}: {grade.detail}".rstrip(": ")
-        return Verdict(solved=solved, detail=detail, passed=int(solved), failed=int(not solved))
+        return Verdict(solved, detail, int(solved), int(not solved), grade.shortfalls)
 
     return verify

@@ -32,8 +32,9 @@ class TeamRecord:
         return self
 
     def keep(self, outcome: TeamOutcome) -> None:
-        """Writes the turns and the verdict of a run that has come to its end."""
+        """Writes the turns, the verdict and the shortfalls of a run that has come to its end."""
         result = outcome.result
+        self._store.note_shortfalls(self.run_id, result.shortfalls)
         for turn in result.transcript:
             self._store.record_turn(self._trial.id, _stored(turn))
         detail = result.verdict.detail if result.verdict else result.ended

@@ -1,10 +1,10 @@
 """Agents' sandboxes, made of the platform's: the workspace at /workspace, no network, limits."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from sandbox import AsyncSandbox, Policy
 from sandbox.errors import FileError, FileMissing
@@ -26,6 +26,7 @@ class BoxConfig(BaseModel):
     lifetime_s: float = Field(default=3_600.0, gt=0)  # beyond this a forgotten one ends by itself
     output_bytes: int = Field(default=64_000, ge=1_000)  # kept of each stream; a model sees far less
     tree_bytes: int = Field(default=64_000_000, ge=1_000_000)  # of a workspace that is taken back
+    env: Mapping[str, SecretStr] = Field(default_factory=dict[str, SecretStr])  # of every command
     state_dir: Path | None = None
     toolkit: Path | None = None
 
@@ -48,6 +49,7 @@ class Boxes:
             disk_mb=config.disk_mb,
             lifetime_s=config.lifetime_s,
             labels={"agent": name},
+            env={name: value.get_secret_value() for name, value in config.env.items()},
             state_dir=config.state_dir,
             toolkit=config.toolkit,
         )

@@ -26,6 +26,10 @@ class DockyardError(Exception):
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
+    def record(self) -> dict[str, Any]:
+        """The error for machines, in values of JSON; a package may add fields of its own."""
+        return {"type": type(self).__name__, "message": self.message, "hint": self.hint}
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Errors cross processes whole; `args`, with which pickle calls the class, hold the message alone."""
         return _rebuilt, (type(self), self.args), self.__dict__

@@ -8,9 +8,10 @@ from sandbox.files import Download
 from sandbox.policy import Destination, Names, Network, Policy
 from sandbox.results import CommandResult, Denial
 from sandbox.running import RunningCommand
-from sandbox.sandbox import Sandbox, SandboxInfo
+from sandbox.sandbox import Sandbox, SandboxInfo, sandboxes
 from sandbox.sessions import Session
 from sandbox.snapshots import Snapshot, Snapshots
+from sandbox.status import SandboxStatus
 from sandbox.wire import TerminalSize
 
 __all__ = [
@@ -28,8 +29,10 @@ __all__ = [
     "RunningCommand",
     "Sandbox",
     "SandboxInfo",
+    "SandboxStatus",
     "Session",
     "Snapshot",
     "Snapshots",
     "TerminalSize",
+    "sandboxes",
 ]

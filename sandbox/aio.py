@@ -14,6 +14,8 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
+from sandbox.checking import checked
+from sandbox.directory import IdleWish
 from sandbox.entries import Entry
 from sandbox.errors import CapacityError, SandboxGone
 from sandbox.feed import OnOutput
@@ -24,6 +26,7 @@ from sandbox.running import RunningCommand
 from sandbox.sandbox import Sandbox, SandboxInfo
 from sandbox.sessions import Session
 from sandbox.snapshots import Snapshot
+from sandbox.status import SandboxStatus
 from sandbox.wire import TerminalSize
 
 P = ParamSpec("P")
@@ -52,6 +55,28 @@ class AsyncSandbox:
             if options.get("key") is None:
                 await _uncancelled(partial(_kill_when_made, pending))
             raise
+
+    @classmethod
+    async def connect(cls, id: str, *, state_dir: Path | str | None = None) -> "AsyncSandbox":
+        """See `Sandbox.connect`."""
+        return cls(await _threaded(Sandbox.connect, id, state_dir=state_dir))
+
+    @staticmethod
+    async def list(
+        *, labels: Mapping[str, str] | None = None, state_dir: Path | str | None = None
+    ) -> tuple[SandboxStatus, ...]:
+        """See `Sandbox.list`."""
+        return await _threaded(Sandbox.list, labels=labels, state_dir=state_dir)
+
+    async def get_info(self) -> SandboxStatus:
+        """See `Sandbox.get_info`."""
+        return self._sandbox.get_info()
+
+    async def set_timeout(
+        self, lifetime_s: float | None = None, *, idle_s: IdleWish = "keep"
+    ) -> SandboxStatus:
+        """See `Sandbox.set_timeout`. When cancelled, the timeouts may or may not have changed."""
+        return await _threaded(self._sandbox.set_timeout, lifetime_s, idle_s=idle_s)
 
     @property
     def id(self) -> str:
@@ -156,6 +181,7 @@ class AsyncCommands:
         stdin: bytes | str = b"",
         on_stdout: OnOutput | None = None,
         on_stderr: OnOutput | None = None,
+        check: bool = False,
     ) -> CommandResult:
         """Like `Commands.run`, watchers called in the event loop. When cancelled, ends the command with all
         its processes first."""
@@ -164,11 +190,12 @@ class AsyncCommands:
             on_stdout=on_stdout, on_stderr=on_stderr,
         )  # fmt: skip
         try:
-            return await command.wait()
+            result = await command.wait()
         except asyncio.CancelledError:
             command.kill()
             await _uncancelled(partial(_wait_for_end, command.command))
             raise
+        return checked(result, self._sandbox.id) if check else result
 
     async def start(
         self,

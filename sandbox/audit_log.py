@@ -22,7 +22,9 @@ from typing import Any, Literal
 from sandbox.limits import Limits
 from sandbox.policy import Network, Policy
 
-Deed = Literal["create", "exec", "kill", "set_network", "snapshot", "fork", "end"]
+Deed = Literal[
+    "create", "exec", "kill", "set_network", "set_timeout", "snapshot", "fork", "refused", "end"
+]  # fmt: skip
 FILE_NAME = "audit.jsonl"
 MAX_BYTES, NUM_KEPT = 16 << 20, 8
 
@@ -101,8 +103,7 @@ def of_limits(limits: Limits) -> dict[str, object]:
 @lru_cache(maxsize=256)
 def policy_digest(policy: Policy) -> str:
     """SHA-256, the same in every process."""
-    # `without` is a set, in whose order processes differ.
-    return _digest({**policy.model_dump(mode="json"), "without": sorted(policy.without)})
+    return _digest(policy.model_dump(mode="json"))
 
 
 def network_digest(network: Network) -> str:

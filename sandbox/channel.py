@@ -78,6 +78,11 @@ class Channel:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._on_end: Callable[[], None] = lambda: None
 
+    @property
+    def name(self) -> str:
+        """Of the sandbox."""
+        return self._thread.name
+
     def start(self, supervisor: Listener, on_end: Callable[[], None]) -> None:
         """Starts the thread. `supervisor` is a listener for the sandbox as a whole and the first to learn of
         its end; `on_end` is the thread's last call, when all listeners know, and may block. OSError when the

@@ -12,7 +12,8 @@ from functools import partial
 from protocol.clock import Clock
 from sandbox.audit_log import SandboxLog, of_argv
 from sandbox.channel import Channel
-from sandbox.errors import InvalidArgument
+from sandbox.checking import checked
+from sandbox.errors import InvalidArgument, PolicyDenied
 from sandbox.feed import OnOutput, Watchers
 from sandbox.policy import Policy
 from sandbox.results import CommandResult
@@ -55,20 +56,25 @@ class Commands:
         stdin: bytes | str = b"",
         on_stdout: OnOutput | None = None,
         on_stderr: OnOutput | None = None,
+        check: bool = False,
     ) -> CommandResult:
-        """Runs a command to its end and returns how it ended; a failing command is a result, not an error.
+        """Runs a command to its end and returns how it ended; a failing command is a result, not an error,
+        unless `check` makes it one (see `sandbox.checking`).
 
         A string goes to the image's shell, a sequence is run as it is. `timeout_s` (seconds, the policy's
         when left out) ends all its processes with reason `timeout`. `env` is added to the sandbox's
         environment. `output_bytes` is kept of each stream, head and tail. `stdin` is fed as the command
         reads it. `on_stdout` and `on_stderr` take text as it is printed, on a thread of the command's; what
         one raises ends the command and is raised here. Blocks; raises SandboxGone, and InvalidArgument for a
-        bad `cmd`, `cwd`, `env` or number, CapacityError where this process is out of descriptors.
+        bad `cmd`, `cwd`, `env` or number, PolicyDenied for more time or output than the policy has,
+        QuotaError where the sandbox has no room for one more, CapacityError where this process is out of
+        descriptors.
         """
-        return self.start(
+        result = self.start(
             cmd, timeout_s=timeout_s, cwd=cwd, env=env, output_bytes=output_bytes, stdin=stdin,
             on_stdout=on_stdout, on_stderr=on_stderr,
         ).wait()  # fmt: skip
+        return checked(result, self._channel.name) if check else result
 
     def start(
         self,
@@ -89,10 +95,12 @@ class Commands:
         """
         if (gone := self._host.gone()) is not None:
             raise gone
-        timeout = self._policy.timeout_s if timeout_s is None else timeout_s
-        limit = self._policy.output_bytes if output_bytes is None else output_bytes
+        policy = self._policy
+        timeout = policy.first_timeout_s if timeout_s is None else timeout_s
+        limit = min(policy.output_bytes, policy.output_total_bytes) if output_bytes is None else output_bytes
         _check(0 < timeout < 1e9, "timeout_s", timeout)
         _check(0 <= limit <= 1 << 28, "output_bytes", limit)
+        self._check_policy(timeout, limit, with_terminal=terminal is not None)
         if terminal is not None:
             _check(0 <= terminal.rows < 1 << 16 and 0 <= terminal.columns < 1 << 16, "terminal", terminal)
         text = stdin.encode() if isinstance(stdin, str) else stdin
@@ -106,7 +114,7 @@ class Commands:
             watchers=Watchers(on_stdout, on_stderr),
             timeout_ns=int(timeout * 1e9),
             output_bytes=limit,
-            output_total_bytes=max(self._policy.output_total_bytes, limit),
+            output_total_bytes=policy.output_total_bytes,
         )
         command = RunningCommand(call, self._channel, self._host, self._clock, self._log).start()
         with self._lock:
@@ -126,6 +134,23 @@ class Commands:
                 return command
             running = ", ".join(map(str, self._running)) or "none"
         raise InvalidArgument(f"id={id}: no such command runs", hint=f"running: {running}")
+
+    def _check_policy(self, timeout_s: float, output_bytes: int, *, with_terminal: bool) -> None:
+        """A call may ask for less than the policy has, and not for more."""
+        policy = self._policy
+        if policy.max_timeout_s is not None and timeout_s > policy.max_timeout_s:
+            self._refuse(f"timeout_s={timeout_s:g}", "max_timeout_s", f"at most {policy.max_timeout_s:g}")
+        if output_bytes > policy.output_total_bytes:
+            most = policy.output_total_bytes
+            self._refuse(f"output_bytes={output_bytes}", "output_total_bytes", f"at most {most}")
+        if with_terminal and "ptmx" not in policy.devices:
+            self._refuse("terminal", "devices", "none without `ptmx`")
+
+    def _refuse(self, what: str, field: str, has: str) -> None:
+        raise PolicyDenied(
+            f"{what} is more than the policy has in `{field}`: {has}",
+            field=field, hint="create the sandbox with another policy", sandbox_id=self._channel.name,
+        )  # fmt: skip
 
     def _forget(self, id: int, _: object) -> None:
         with self._lock:

@@ -29,16 +29,15 @@ from sandbox.errors import (
     CapacityError,
     FileError,
     FileMissing,
-    FileTooLarge,
     InvalidArgument,
-    NoSpace,
     SandboxError,
     SandboxGone,
-    UnsafePath,
     is_shortage,
     translated,
 )
+from sandbox.file_errors import FileErrors
 from sandbox.host_tree import read_tree, write_tree
+from sandbox.policy import Policy
 from sandbox.running import Host
 from sandbox.wire import MAX_CHUNK_BYTES, Frame, Kind, Trouble, decode_done
 
@@ -103,9 +102,10 @@ class Files:
     descriptors.
     """
 
-    def __init__(self, channel: Channel, host: Host) -> None:
+    def __init__(self, channel: Channel, host: Host, policy: Policy | None = None) -> None:
         self._channel = channel
         self._host = host
+        self._errors = FileErrors(channel.name, policy)
 
     def read(self, path: str, *, max_bytes: int = 64 * MIB) -> bytes:
         """The content of a regular file, links followed inside the sandbox. FileTooLarge beyond `max_bytes`,
@@ -114,12 +114,12 @@ class Files:
         with self._opened(place, os.O_RDONLY) as fd:
             if not is_regular(fd):
                 is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
-                raise _file_error(errno.EISDIR if is_directory else Trouble.NOT_REGULAR, place)
+                raise self._errors.of(errno.EISDIR if is_directory else Trouble.NOT_REGULAR, place)
             if speaks(fd):
-                raise _file_error(Trouble.SPEAKS, place)
+                raise self._errors.of(Trouble.SPEAKS, place)
             content = read_regular(fd, max_bytes)
         if content is None:
-            raise _file_error(errno.EFBIG, place)
+            raise self._errors.of(errno.EFBIG, place)
         return content
 
     def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
@@ -143,7 +143,7 @@ class Files:
             try:
                 return tuple(sorted(list_directory(fd), key=lambda entry: entry.name))
             except TooMuch:
-                raise _file_error(errno.EFBIG, place) from None
+                raise self._errors.of(errno.EFBIG, place) from None
 
     def stat(self, path: str) -> Entry:
         """One entry; a link is described, not followed."""
@@ -184,7 +184,7 @@ class Files:
         give_up_s = time.monotonic() + REMOVE_PATIENCE_S
         while not self._is_removed(place):
             if time.monotonic() > give_up_s:
-                raise _file_error(errno.EBUSY, place)
+                raise self._errors.of(errno.EBUSY, place)
 
     def rename(self, path: str, to: str) -> None:
         """Moves a file, a link or a directory, in one step, making the parents of `to`. A file or link that
@@ -251,7 +251,7 @@ class Files:
         while pending:
             directory = pending.pop()
             if directory.count("/") >= MAX_DEPTH:
-                raise _file_error(Trouble.TOO_DEEP, posixpath.join(root, directory))
+                raise self._errors.of(Trouble.TOO_DEEP, posixpath.join(root, directory))
             try:
                 entries = self.list(posixpath.join(root, directory))
             except FileError as error:
@@ -262,7 +262,7 @@ class Files:
                 name = posixpath.join(directory, entry.name)
                 num_entries, name_bytes = num_entries + 1, name_bytes + len(name) + len(entry.target)
                 if num_entries > MAX_LISTED or name_bytes > MAX_LISTED_BYTES:
-                    raise _file_error(errno.EFBIG, root)
+                    raise self._errors.of(errno.EFBIG, root)
                 yield name, entry
                 if entry.type == "dir":
                     pending.append(name)
@@ -283,7 +283,7 @@ class Files:
             return stat.S_ISDIR(os.fstat(fd).st_mode)
 
     def _write(self, place: str, chunk: memoryview, append: bool, mode: int) -> None:
-        with translated("writing a file"):
+        with translated("writing a file", sandbox_id=self._channel.name):
             content = os.memfd_create("dockyard", os.MFD_CLOEXEC)
             try:
                 os.write(content, chunk)
@@ -304,7 +304,7 @@ class Files:
         except OSError as error:
             if is_shortage(error):
                 raise CapacityError(f"{place}: {error.strerror}", hint="raise `ulimit -n`") from error
-            raise _file_error(error.errno or errno.EIO, place) from error
+            raise self._errors.of(error.errno or errno.EIO, place) from error
         finally:
             os.close(fd)
 
@@ -323,7 +323,7 @@ class Files:
         reply = _Reply(self._host)
         paths = f"{place}\0{to}" if to else place
         try:
-            with translated("asking for a file"):
+            with translated("asking for a file", sandbox_id=self._channel.name):
                 sent = self._channel.open(
                     self._channel.new_id(), reply, kind, first=first, second=second, path=paths, fds=fds
                 )
@@ -333,12 +333,13 @@ class Files:
         if not sent:
             reply.on_lost()
         if (answer := _awaited(reply.future)) is None:
-            raise self._host.gone() or SandboxGone("the sandbox is gone", reason="lost")
+            raise self._host.gone() or SandboxGone(
+                "the sandbox is gone", reason="lost", sandbox_id=self._channel.name
+            )
         number, fd = answer
         if number:
             _close(fd)
-            where = f"{place} -> {to}" if to else place
-            raise _file_error(Trouble.NOT_REGULAR if number == errno.ENXIO else number, where)
+            raise self._errors.of(Trouble.NOT_REGULAR if number == errno.ENXIO else number, place, to)
         if kind != Kind.OPEN:
             _close(fd)  # which no honest init sends
         return fd
@@ -376,24 +377,3 @@ def _absolute(path: str) -> str:
     if len(os.fsencode(place)) >= 4096:
         raise InvalidArgument(f"path of {len(place)} characters is too long", hint="at most 4095 bytes")
     return place
-
-
-def _file_error(number: int, path: str) -> FileError:
-    text = {
-        Trouble.NOT_REGULAR: "is not a regular file",
-        Trouble.TOO_DEEP: "is nested too deep",
-        Trouble.BAD_MESSAGE: "the sandbox's init is older than this; run `python -m sandbox.native.build`",
-        Trouble.SPEAKS: "is a file of the kernel's, which answers to who reads it: let a command read it",
-        errno.EFBIG: "is larger than allowed",
-    }.get(number) or os.strerror(number)
-    kinds: dict[int, type[FileError]] = {
-        errno.ENOENT: FileMissing,
-        errno.ENOTDIR: FileMissing,
-        errno.EFBIG: FileTooLarge,
-        errno.ENOSPC: NoSpace,
-        errno.EDQUOT: NoSpace,
-        Trouble.NOT_REGULAR: UnsafePath,
-        Trouble.TOO_DEEP: UnsafePath,
-        Trouble.SPEAKS: UnsafePath,
-    }
-    return kinds.get(number, FileError)(f"{path}: {text}", path=path, number=number)

@@ -63,6 +63,10 @@ class Journal:
         """Forgets a sandbox of which nothing is left. Idempotent."""
         self._path(sandbox_id).unlink(missing_ok=True)
 
+    def find(self, sandbox_id: str) -> Record | None:
+        """The record of one sandbox; None where there is none. PermissionError where it is another user's."""
+        return _load(self._path(sandbox_id))
+
     def records(self) -> list[Record]:
         """All records, by id. A file that is no record (a draft cut short) is not one of them."""
         if not self._directory.is_dir():

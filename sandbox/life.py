@@ -5,6 +5,8 @@ import signal
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
 
 from protocol.clock import Clock
 from sandbox.cgroups import Counters
@@ -23,6 +25,15 @@ _GONE_TEXT: dict[GoneReason, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. `lifetime_s` counts from the create, `idle_s` from the end of what was asked last."""
+
+    lifetime_s: float
+    idle_s: float | None  # None: never
+    left_s: float  # of the lifetime
+
+
 class Life:
     """Thread-safe. Owns a handle on init, through which it ends the sandbox whatever happens to the pid."""
 
@@ -30,15 +41,15 @@ class Life:
         self, sandbox_id: str, init_pid: int, limits: Limits, ownership: Ownership, clock: Clock
     ) -> None:
         self._id = sandbox_id
-        self._limits = limits
         self._ownership = ownership
         self._clock = clock
         self._lock = threading.Lock()  # guards what follows
         self._init: int | None = os.pidfd_open(init_pid)
         self._reason: GoneReason | None = None
         self._num_active = 0
-        self._last_used_ns = clock.now_ns()
-        self._expires_ns = self._last_used_ns + int(limits.lifetime_s * 1e9)
+        self._began_ns = self._last_used_ns = clock.now_ns()
+        self._expires_ns = self._began_ns + int(limits.lifetime_s * 1e9)
+        self._idle_s = limits.idle_s
         self.freezer = Freezer(ownership.groups.unified, clock, self._on_resume)
         self.wake: Callable[[], None] = lambda: None  # the channel's, once there is one
 
@@ -66,6 +77,25 @@ class Life:
             return None
         text = f"sandbox {self._id} {_GONE_TEXT[reason]}"
         return SandboxGone(text, reason=reason, hint="create a new one", sandbox_id=self._id)
+
+    def set_timeout(self, lifetime_s: float | None, idle_s: float | Literal["keep"] | None) -> None:
+        """See `Sandbox.set_timeout`, which has checked them. Raises SandboxGone."""
+        with self._lock:
+            if self._reason is None:
+                if lifetime_s is not None:
+                    self._expires_ns = self._clock.now_ns() + int(lifetime_s * 1e9)
+                if idle_s != "keep":
+                    self._idle_s, self._last_used_ns = idle_s, self._clock.now_ns()
+        if (gone := self.gone()) is not None:
+            raise gone
+        self.wake()
+
+    def timeouts(self) -> Timeouts:
+        """Those that hold now."""
+        with self._lock:
+            lifetime_s = (self._expires_ns - self._began_ns) / 1e9
+            left_s = (self._expires_ns - self._clock.now_ns()) / 1e9
+            return Timeouts(lifetime_s, self._idle_s, max(0.0, left_s))
 
     def counters(self) -> Counters:
         """How often limits have bitten so far."""
@@ -121,11 +151,14 @@ class Life:
         """End of its lifetime, or of its idle time. None while its layer is being copied: what has been begun
         is not cut short."""
         with self._lock:
-            if self._reason is not None or self.freezer.is_held:
-                return None
-            if self._limits.idle_s is None or self._num_active > 0 or self.freezer.is_paused:
-                return self._expires_ns
-            return min(self._expires_ns, self._last_used_ns + int(self._limits.idle_s * 1e9))
+            return self._deadline_ns()
+
+    def _deadline_ns(self) -> int | None:
+        if self._reason is not None or self.freezer.is_held:
+            return None
+        if self._idle_s is None or self._num_active > 0 or self.freezer.is_paused:
+            return self._expires_ns
+        return min(self._expires_ns, self._last_used_ns + int(self._idle_s * 1e9))
 
     def _on_resume(self) -> None:
         with self._lock:
@@ -133,6 +166,10 @@ class Life:
         self.wake()
 
     def on_deadline(self) -> None:
-        """Channel thread: one of the two is over."""
-        expired = self._clock.now_ns() >= self._expires_ns
-        self.end("expired" if expired else "idle")
+        """Channel thread: one of the two is over, unless somebody has just set it anew."""
+        with self._lock:
+            deadline_ns, now_ns = self._deadline_ns(), self._clock.now_ns()
+            if deadline_ns is None or deadline_ns > now_ns:
+                return
+            self._reason = reason = "expired" if now_ns >= self._expires_ns else "idle"
+        self.end(reason)

@@ -8,6 +8,7 @@ from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.layers import LayerKind, LayerWish
 
 MIB = 1 << 20
+MAX_LIFETIME_S = 30 * 86_400.0
 LimitName = Literal["cpu", "memory", "pids", "disk"]
 
 # An inode of the writable layer costs about a kilobyte of kernel memory; source trees average 8 KiB a file.
@@ -41,6 +42,7 @@ class Limits:
     idle_s: float | None
     degraded: tuple[str, ...] = ()
     layer: LayerKind = "memory"  # where what is written lies
+    layer_is_default: bool = False  # in memory, which nobody has asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,9 @@ _RULES: dict[LimitName, _Rule] = {
     "disk": _Rule("disk_mb", 256, 1, 1 << 24),
 }
 
+LAYER_IN_MEMORY = (
+    "a layer on disk: what is written counts as memory, which bounds both (layer='disk' asks for one)"
+)
 _CONSEQUENCE: dict[LimitName, str] = {
     "cpu": "a sandbox may use every core",
     "memory": "only each process by itself is, and a sandbox may use all memory of the host",
@@ -96,14 +101,20 @@ def settle(
         if value is not None:
             raise UnsupportedError(
                 f"{rule.field}={value} cannot be enforced on this host",
+                capability=name if name == "disk" else f"cgroup {name}",
                 hint=f"leave {rule.field} out to run without it, or see `dockyard doctor`",
             )
         settled[name] = None
         degraded.append(f"{name} is not limited here: {_CONSEQUENCE[name]}")
-    _check_range("lifetime_s", asked.lifetime_s, 0.001, 30 * 86400)
-    if asked.idle_s is not None:
-        _check_range("idle_s", asked.idle_s, 0.001, 30 * 86400)
+    check_lifetime(asked.lifetime_s, asked.idle_s)
     return _limits(settled, asked, layer, (*degraded, *gaps))
+
+
+def check_lifetime(lifetime_s: float | None, idle_s: float | None) -> None:
+    """Raises InvalidArgument for one that is there and out of range."""
+    for field, value in (("lifetime_s", lifetime_s), ("idle_s", idle_s)):
+        if value is not None:
+            _check_range(field, value, 0.001, MAX_LIFETIME_S)
 
 
 def _limits(
@@ -122,6 +133,7 @@ def _limits(
         idle_s=asked.idle_s,
         degraded=degraded,
         layer=layer,
+        layer_is_default=layer == "memory" and asked.layer != "memory",
     )
 
 

@@ -10,18 +10,20 @@ from types import MappingProxyType
 from protocol.ids import new_id
 from sandbox import cgroups
 from sandbox.audit_log import SandboxLog, of_limits, policy_digest
+from sandbox.covers import Covers, covers_of
 from sandbox.egress.service import shared_egress
 from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.guard.node import Guard, shared_guard
 from sandbox.images import Image, prepare_image
 from sandbox.launcher import HELLO_PATIENCE_S, Handed, Launched, launch
 from sandbox.layers.choice import choose
-from sandbox.limits import LimitName, Limits, settle
+from sandbox.limits import LAYER_IN_MEMORY, LimitName, Limits, settle
 from sandbox.orders import Order
 from sandbox.ownership import Ownership
 from sandbox.places import INIT_BINARY
 from sandbox.policy import Policy, Protection, apparmor, apparmor_profiles, landlock
 from sandbox.policy.apparmor import Profile
+from sandbox.refusal_log import RefusalLog
 from sandbox.shortfalls import tell_once
 from sandbox.snapshots import FIRST_ID, Content, Snapshot
 from sandbox.substrates import find_substrate
@@ -55,7 +57,8 @@ class SandboxInfo:
         """What a sandbox gets by default elsewhere and this one does not have, since this host does not. What
         a report should say beside figures and verdicts."""
         chosen = tuple(f"{name} is off, as asked" for name in self.policy.without)
-        return (*self.lacking, *(each for each in self.limits.degraded if each not in chosen))
+        layer = (LAYER_IN_MEMORY,) if self.limits.layer_is_default else ()
+        return (*self.lacking, *(each for each in self.limits.degraded if each not in chosen), *layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Made:
     first_id: int  # of its ids on the host
     layer_at: Path
     log: SandboxLog
+    refusals: RefusalLog
 
     def give_back(self) -> None:
         """Ends it where nobody has taken it over."""
@@ -113,7 +117,7 @@ def make(order: Order, content: Content | None) -> Made:
         _check_fit(content.snapshot, info)
     prepared = prepare_image(order.image, state_dir=state, init=INIT_BINARY, toolkit=order.toolkit)
     first_id = _fresh_uid() if _is_privileged() else 0
-    plan = _plan(order, info, prepared, hierarchies, first_id)
+    plan = _plan(order, info, prepared, hierarchies, first_id, covers=covers_of(rules, prepared))
     ownership = Ownership(
         info.id,
         state_dir=state,
@@ -144,8 +148,11 @@ def make(order: Order, content: Content | None) -> Made:
         layer_at = Path(f"/proc/{launched.process.pid}", plan.layer_at(info.limits.layer))
         log = SandboxLog(state, info.id)
         log.write("create", **_about(info))
+        refusals = RefusalLog(log)
+        if ownership.connection is not None:
+            ownership.connection.refusals.watcher = refusals
         tell_once((*info.shortfalls, *(f"{each} is unverified" for each in info.unverified)))
-        return Made(order, info, prepared, ownership, launched, first_id, layer_at, log)
+        return Made(order, info, prepared, ownership, launched, first_id, layer_at, log, refusals)
     except BaseException:
         if launched is not None:
             launched.control.close()  # upon which init ends, and the launcher with it
@@ -174,6 +181,8 @@ def _plan(
     image: Image,
     hierarchies: tuple[cgroups.Hierarchy, ...],
     first_id: int,
+    *,
+    covers: Covers,
 ) -> LaunchPlan:
     groups = cgroups.plan_groups(hierarchies, cgroups.state_key(order.state_dir), info.id)
     blueprint = Blueprint(
@@ -190,6 +199,7 @@ def _plan(
         runtime=order.runtime,
         hostname=info.hostname,
         is_filled=bool(info.made_from),
+        covers=covers,
     )
     return find_substrate(info.substrate).plan(blueprint)
 

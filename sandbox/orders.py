@@ -1,10 +1,10 @@
 """What a caller orders: everything that makes one sandbox another than the next. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from sandbox.egress.service import Egress
+from sandbox.egress.helped import Uplink
 from sandbox.errors import InvalidArgument
 from sandbox.limits import Asked
 from sandbox.policy import Policy
@@ -23,9 +23,10 @@ class Order:
     state_dir: Path
     toolkit: Path
     runtime: str | None = None
-    egress: Egress | None = None
+    egress: Uplink | None = None
     snapshot: str | None = None
     hostname: str = HOSTNAME
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # may be secret
 
 
 def checked_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -34,6 +35,16 @@ def checked_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgument(f"labels: {name!r}={value!r} is not text")
     return tuple(sorted(labels.items()))
+
+
+def checked_env(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """In the order of their names. InvalidArgument for what no environment can hold, without its value."""
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(f"env: {name!r} or its value is not text")
+        if not name or "=" in name or "\0" in name + value:
+            raise InvalidArgument(f"env: {name!r} is no name, or its value has a NUL")
+    return tuple(sorted(env.items()))
 
 
 def difference(first: Order, second: Order) -> str:

@@ -30,6 +30,11 @@ def default_state_dir() -> Path:
     return default_home() / "sandbox"
 
 
+def chosen_state_dir(state_dir: Path | str | None) -> Path:
+    """The caller's, or the default one."""
+    return Path(state_dir).absolute() if state_dir is not None else default_state_dir()
+
+
 def default_toolkit(state_dir: Path) -> Path:
     """The toolkit that belongs to a state directory: beside it, since one toolkit serves several."""
     return state_dir.parent / "toolkit"

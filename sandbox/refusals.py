@@ -1,7 +1,7 @@
 """What a sandbox was refused, counted by what it tried: bounded, however often it tries."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,6 +59,7 @@ class Attempt:
 
 
 Counts = Mapping[Attempt, int]
+Watcher = Callable[[Attempt, int], None]  # of one attempt, and how many there have been of its kind
 
 
 class Refusals:
@@ -67,13 +68,16 @@ class Refusals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[Attempt, int] = {}
+        self.watcher: Watcher | None = None
 
     def add(self, attempt: Attempt) -> None:
-        """Counts it."""
+        """Counts it, and tells the watcher on this thread."""
         with self._lock:
             if attempt not in self._counts and len(self._counts) >= MAX_KINDS:
                 attempt = Attempt("other")
-            self._counts[attempt] = self._counts.get(attempt, 0) + 1
+            self._counts[attempt] = count = self._counts.get(attempt, 0) + 1
+        if (watcher := self.watcher) is not None:
+            watcher(attempt, count)
 
     def counts(self) -> Counts:
         """All so far, in the order of their first time."""

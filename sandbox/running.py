@@ -1,5 +1,6 @@
 """A command that runs: its output, its input, its deadline and its end."""
 
+import errno
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -10,7 +11,14 @@ from protocol.clock import Clock
 from sandbox.audit_log import SandboxLog
 from sandbox.cgroups import Counters
 from sandbox.channel import Channel
-from sandbox.errors import InvalidArgument, SandboxError, SandboxGone, translated
+from sandbox.errors import (
+    InvalidArgument,
+    QuotaError,
+    RequestTimeout,
+    SandboxError,
+    SandboxGone,
+    translated,
+)
 from sandbox.feed import Feed, Watchers
 from sandbox.feeding import Input
 from sandbox.output import OutputBuffer
@@ -105,7 +113,7 @@ class RunningCommand:
         self._host.begin()
         self._paused_before_ns = self._host.paused_ns() or 0
         try:
-            with translated("starting a command"):
+            with translated("starting a command", sandbox_id=self._channel.name):
                 if self._log is not None:
                     self._log.write("exec", command=self._id, **self._call.about)
                 sent = self._send_off()
@@ -114,7 +122,9 @@ class RunningCommand:
             raise
         if not sent:
             self._drop()
-            raise self._host.gone() or SandboxGone("the sandbox is gone", reason="lost")
+            raise self._host.gone() or SandboxGone(
+                "the sandbox is gone", reason="lost", sandbox_id=self._channel.name
+            )
         return self
 
     def _send_off(self) -> bool:
@@ -168,8 +178,14 @@ class RunningCommand:
             self._plumbing.resize(terminal)
 
     def wait(self, timeout_s: float | None = None) -> CommandResult:
-        """Blocks until the command has ended. TimeoutError after `timeout_s` leaves it running."""
-        return self.future.result(timeout_s)
+        """Blocks until the command has ended. RequestTimeout after `timeout_s` leaves it running."""
+        try:
+            return self.future.result(timeout_s)
+        except TimeoutError as error:
+            if self.future.done():  # just now, or a watcher has raised it
+                return self.future.result()
+            words = f"command {self.id} has not ended within {timeout_s} s, and runs on"
+            raise RequestTimeout(words, hint="wait again, or kill it", sandbox_id=self._channel.name) from error
 
     def kill(self) -> None:
         """Ends the command and all its processes; `wait` then gives reason `killed`. Does not block; nothing
@@ -246,8 +262,7 @@ class RunningCommand:
         if ending == Ending.FAILED_CHDIR:
             self._fail(InvalidArgument(f"cwd: {os.strerror(value)}", hint="name a directory of the sandbox"))
         elif ending == Ending.FAILED_START:
-            text = f"the sandbox could not start a process: {os.strerror(value)}"
-            self._fail(SandboxError(text, hint="raise pids or memory_mb, or end other commands"))
+            self._fail(_not_started(value, self._channel.name))
         elif ending == Ending.FAILED_EXEC:
             # As a shell has it: 127 for a program that is not there, 126 for one that cannot be run.
             self._outputs[1].add(f"dockyard: cannot run the program: {os.strerror(value)}\n".encode())
@@ -314,3 +329,23 @@ class RunningCommand:
             self._feed.finish(settle)
         else:
             settle(None)
+
+
+_LIMITS = {
+    errno.EBUSY: "commands",  # of init itself: one too many at a time
+    errno.EAGAIN: "pids",
+    errno.ENOMEM: "memory_mb",
+    errno.ENOSPC: "terminals",
+    errno.EMFILE: "open files",
+}
+
+
+def _not_started(number: int, sandbox_id: str) -> SandboxError:
+    """Why init could not start a process."""
+    text = f"the sandbox could not start a process: {os.strerror(number)}"
+    if (limit := _LIMITS.get(number)) is None:
+        return SandboxError(text, sandbox_id=sandbox_id)
+    hint = "end other commands, or raise pids or memory_mb"
+    error = QuotaError(text, limit=limit, hint=hint, sandbox_id=sandbox_id)
+    error.blame = "caller" if limit == "commands" else "agent"
+    return error

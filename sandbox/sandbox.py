@@ -1,6 +1,8 @@
 """One sandbox, from `create` to `kill`."""
 
+import os
 import secrets
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -12,21 +14,23 @@ from protocol.clock import Clock, SystemClock
 from sandbox.audit_log import network_digest
 from sandbox.channel import Channel
 from sandbox.commands import Commands
-from sandbox.egress.service import Egress
+from sandbox.directory import Directory, IdleWish
+from sandbox.egress.helped import Uplink
 from sandbox.errors import InvalidArgument, SandboxError, SandboxGone, UnsupportedError, translated
 from sandbox.files import Files
 from sandbox.keys import Keys
 from sandbox.layers import LayerWish
 from sandbox.life import Life
-from sandbox.limits import MIB, Asked
+from sandbox.limits import MIB, Asked, check_lifetime
 from sandbox.making import Made, SandboxInfo, make
-from sandbox.orders import Order, checked_labels
-from sandbox.places import default_state_dir, default_toolkit
+from sandbox.orders import Order, checked_env, checked_labels
+from sandbox.places import chosen_state_dir, default_toolkit
 from sandbox.policy import Network, Policy
 from sandbox.refusals import denials_since
 from sandbox.results import Denial
 from sandbox.sessions import Sessions
 from sandbox.snapshots import Snapshot, Snapshots, Source
+from sandbox.status import SandboxStatus, at
 from sandbox.substrates.base import HOSTNAME
 
 if TYPE_CHECKING:
@@ -51,6 +55,7 @@ class Sandbox:
         self._release_error: SandboxError | None = None
         info = made.info
         self._life = Life(info.id, made.launched.init_pid, info.limits, made.ownership, clock)
+        self._started_s = time.time()
         with ExitStack() as on_failure:
             on_failure.callback(made.give_back)
             on_failure.callback(self._life.close)
@@ -58,12 +63,13 @@ class Sandbox:
             self._life.wake = self._channel.wake
             self._channel.start(self._life, self._release)
             on_failure.pop_all()
-        shell, env = made.image.shell, made.image.env
+        shell, env = made.image.shell, {**made.image.env, **dict(made.order.env)}
         self.commands = Commands(
             self._channel, self._life, clock, policy=info.policy, shell=shell, base_env=env, log=made.log
         )
-        self.files = Files(self._channel, self._life)
+        self.files = Files(self._channel, self._life, info.policy)
         self.sessions = Sessions(self.commands, self.files)
+        sandboxes.add(made.order.state_dir, self)
 
     @classmethod
     @translated("making a sandbox")
@@ -80,10 +86,11 @@ class Sandbox:
         lifetime_s: float = 3600.0,
         idle_s: float | None = None,
         labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
         state_dir: Path | str | None = None,
         toolkit: Path | str | None = None,
         runtime: str | None = None,
-        egress: Egress | None = None,
+        egress: Uplink | None = None,
         layer: LayerWish = "auto",
         snapshot: Snapshot | str | None = None,
         key: str | None = None,
@@ -92,31 +99,33 @@ class Sandbox:
 
         `cpu` is in cores, `memory_mb` and `disk_mb` in mebibytes. A limit that is left out gets a default,
         and is dropped (see `info.limits.degraded`) where the host cannot enforce it; one that is written and
-        cannot be enforced is refused. `layer` says where what is written lies: in memory, the default, where
-        it counts as such, so that `memory_mb` bounds both; or "disk". `snapshot` is what the layer has in it
-        at first. `state_dir` holds image skeletons, snapshots and the journal, by default where
-        `dockyard down` sweeps; `toolkit` was made by `sandbox.toolkit` and lies beside `state_dir` by
-        default; `runtime` names the OCI runtime of substrate `container`; `egress` is what a networked
-        sandbox is connected to, by default this process's own network. A policy with a network that this host
-        cannot enforce is refused.
+        cannot be enforced is refused. `env` is what every command has in its environment; it is in no log.
+        `layer` says where what is written lies: as the policy says, else in memory, where it counts as such,
+        so that `memory_mb` bounds both; or on "disk". `snapshot` is what the layer has in it at first.
+        `state_dir` holds image skeletons, snapshots and the journal, by default where `dockyard down` sweeps;
+        `toolkit` was made by `sandbox.toolkit` and lies beside `state_dir` by default; `runtime` names the
+        OCI runtime of substrate `container`; `egress` is what a networked sandbox is connected to, by default
+        this process's own network. A policy with a network that this host cannot enforce is refused.
 
         With a `key`, a repeated call gives the sandbox that the first has made (see `sandbox.keys`).
 
         Raises InvalidArgument, UnsupportedError, CapacityError or StartError, and then leaves nothing behind;
         with a key, Conflict where it stands for another order and SandboxGone where its sandbox has ended.
         """
-        state = Path(state_dir).absolute() if state_dir is not None else default_state_dir()
+        state, policy = chosen_state_dir(state_dir), policy or Policy()
+        where = policy.layer if layer == "auto" else layer
         order = Order(
             image=image,
             substrate=substrate,
-            policy=policy or Policy(),
-            limits=Asked(cpu, memory_mb, pids, disk_mb, lifetime_s, idle_s, layer),
+            policy=policy,
+            limits=Asked(cpu, memory_mb, pids, disk_mb, lifetime_s, idle_s, where),
             labels=checked_labels(labels or {}),
             state_dir=state,
             toolkit=Path(toolkit).absolute() if toolkit is not None else default_toolkit(state),
             runtime=runtime,
             egress=egress,
             snapshot=snapshot.name if isinstance(snapshot, Snapshot) else snapshot,
+            env=checked_env(env or {}),
         )
         return cls._make(order) if key is None else _KEYS.get_or_make(key, order, lambda: cls._make(order))
 
@@ -126,6 +135,21 @@ class Sandbox:
             return cls(make(order, None))
         with Snapshots(order.state_dir).opened(order.snapshot) as content:
             return cls(make(order, content))
+
+    @staticmethod
+    def connect(id: str, *, state_dir: Path | str | None = None) -> "Sandbox":
+        """The sandbox of this process that has this id, for whoever has lost sight of it. Changes nothing,
+        neither its lifetime nor a pause. Raises SandboxGone, SandboxNotFound, AuthError for another user's,
+        and UnsupportedError for one of another process: `sandbox.sandboxes` can look at it and end it."""
+        return sandboxes.connect(id, state_dir=state_dir)
+
+    @staticmethod
+    def list(
+        *, labels: Mapping[str, str] | None = None, state_dir: Path | str | None = None
+    ) -> tuple[SandboxStatus, ...]:
+        """Those that live and have all of these labels, of this process and of others, by id. AuthError for
+        another user's state directory."""
+        return sandboxes.list(labels=labels, state_dir=state_dir)
 
     @staticmethod
     def capabilities(
@@ -148,6 +172,27 @@ class Sandbox:
     def info(self) -> SandboxInfo:
         """Effective values."""
         return self._info
+
+    def get_info(self) -> SandboxStatus:
+        """How it stands now, with the timeouts that hold. Raises SandboxGone."""
+        self._check()
+        timeouts = self._life.timeouts()
+        return SandboxStatus(
+            self.id, os.getpid(), "paused" if self.is_paused else "running", self._info.image,
+            self._info.substrate, dict(self._info.labels), started_at=at(self._started_s),
+            end_at=at(time.time() + timeouts.left_s), lifetime_s=timeouts.lifetime_s,
+            idle_s=timeouts.idle_s, network_version=self.network_version,
+        )  # fmt: skip
+
+    def set_timeout(self, lifetime_s: float | None = None, *, idle_s: IdleWish = "keep") -> SandboxStatus:
+        """It ends `lifetime_s` from now, whatever was said before; None leaves that as it is. `idle_s` is its
+        idle time from now on, None for none. Returns what holds. Raises InvalidArgument, SandboxGone."""
+        check_lifetime(lifetime_s, None if idle_s == "keep" else idle_s)
+        self._check()
+        with translated("setting a timeout", sandbox_id=self.id):
+            self._made.log.write("set_timeout", lifetime_s=lifetime_s, idle_s=idle_s)
+        self._life.set_timeout(lifetime_s, idle_s)
+        return self.get_info()
 
     @property
     def is_running(self) -> bool:
@@ -311,15 +356,22 @@ class Sandbox:
 
     def _release(self) -> None:
         """Channel thread, its last act: however the sandbox ended, it leaves nothing behind."""
+        refused = self._refused()
         try:
             with translated(f"removing sandbox {self.id}", sandbox_id=self.id):
                 self._ownership.release(self._process)
         except SandboxError as error:
             self._release_error = error
         finally:
-            gone = self._life.gone()
-            self._made.log.note("end", reason="lost" if gone is None else gone.reason)
+            gone = self._life.gone() or SandboxGone("it has ended", reason="lost", sandbox_id=self.id)
+            self._made.log.note("end", reason=gone.reason, **refused)
             self._life.close()
+            sandboxes.remove(self._made.order.state_dir, self.id, gone)
+
+    def _refused(self) -> dict[str, int]:
+        """What the audit log says at the end: all attempts, and those that have no line of their own."""
+        count = sum(self._ownership.counters().refused.values())
+        return {"refused": count, "left_out": self._made.refusals.num_left_out} if count else {}
 
     def __enter__(self) -> Self:
         return self
@@ -334,3 +386,5 @@ class Sandbox:
 
 
 _KEYS: Keys[Sandbox] = Keys()  # of this process
+sandboxes: Directory[Sandbox] = Directory()
+"""Those of this machine, by id: what can be done to one without being its owner."""

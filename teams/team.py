@@ -7,7 +7,7 @@ killed before `Team.run` returns; one that could not be killed is named, and cos
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Literal
 
 from protocol.clock import Clock, SystemClock
 from protocol.errors import DockyardError, InvalidInput
+from protocol.events import Scalar
 from protocol.ids import new_id
 from teams.mailbox import Mailbox
 from teams.member import Ending, Member, Program, Turn
@@ -44,6 +45,7 @@ class Verdict:
     detail: str
     passed: int = 0
     failed: int = 0
+    shortfalls: tuple[str, ...] = ()  # of the sandbox that they ran in: what its host could not give it
 
 
 Verifier = Callable[[Diff], Awaitable[Verdict]]
@@ -62,6 +64,7 @@ class TeamResult:
     outcomes: tuple[Outcome, ...]
     transcript: tuple[Turn, ...]
     leaks: tuple[str, ...] = ()  # a line for each sandbox or connection that could not be freed
+    shortfalls: tuple[str, ...] = ()  # of all its sandboxes, the graders' too
 
     @property
     def solved(self) -> bool:
@@ -114,6 +117,7 @@ class Team:
         self._failure: Exception | None = None  # what ended the lead
         self._late: dict[str, Diff] = {}  # what the deadline found
         self._leaks: list[str] = []
+        self._shortfalls: set[str] = set()
 
     def check_integrity(self) -> list[str]:
         """Names of agents whose sandbox is still open; after a run, those that could not be killed."""
@@ -192,8 +196,7 @@ class Team:
             held.push_async_callback(_undisturbed, lambda: self._free(f"{name}'s connection", model.close))
             with recorder.interval("sandbox.create") as span:
                 sandbox = await self._sandboxes(f"{self.run_id}.{name}", self._workspace)
-                if sandbox.shortfalls:
-                    span.attributes["shortfalls"] = "; ".join(sandbox.shortfalls)
+                self._note(span.attributes, sandbox.shortfalls)
             self._open[name] = sandbox
             held.push_async_callback(
                 _undisturbed, lambda: self._free(f"{name}'s sandbox", lambda: self._close(name, sandbox))
@@ -207,6 +210,11 @@ class Team:
                     self._late[name] = await _late_diff(member)
                 raise
             return self._endings[name], diff
+
+    def _note(self, attributes: dict[str, Scalar], shortfalls: Sequence[str]) -> None:
+        if shortfalls:
+            attributes["shortfalls"] = "; ".join(shortfalls)
+            self._shortfalls.update(shortfalls)
 
     async def _free(self, what: str, free: Callable[[], Awaitable[None]]) -> None:
         # Told, never raised: what the agent has handed in is worth more than a clean end.
@@ -274,6 +282,7 @@ class Team:
         with recorder.interval("verify", "hidden tests") as span:
             verdict = await self._verify(lead.diff)
             span.attributes.update(solved=verdict.solved, passed=verdict.passed, failed=verdict.failed)
+            self._note(span.attributes, verdict.shortfalls)
         self._progress(f"hidden tests: {verdict.detail}")
         return verdict
 
@@ -281,7 +290,10 @@ class Team:
         self, ended: TeamEnd, verdict: Verdict | None, diff: Diff, roster: Roster, transcript: list[Turn]
     ) -> TeamResult:
         outcomes = tuple(o for name in roster.names() if (o := roster.outcome(name)) is not None)
-        return TeamResult(self.run_id, ended, verdict, diff, outcomes, tuple(transcript), tuple(self._leaks))
+        leaks, shortfalls = tuple(self._leaks), tuple(sorted(self._shortfalls))
+        return TeamResult(
+            self.run_id, ended, verdict, diff, outcomes, tuple(transcript), leaks=leaks, shortfalls=shortfalls
+        )
 
 
 async def _finish(member: Member, ending: Ending) -> tuple[Ending, Diff]:

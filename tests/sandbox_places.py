@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import sandboxes
 from sandbox.guard.node import shared_guard
 from sandbox.native.build import build
 from sandbox.places import default_state_dir, default_toolkit
@@ -22,6 +23,7 @@ def toolkit() -> Path:
     place = default_toolkit(default_state_dir())
     build_toolkit(place)
     shared_guard()  # whose descriptors stay, where this kernel has it
+    sandboxes.open_door()  # as does its
     return place
 
 

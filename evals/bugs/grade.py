@@ -45,12 +45,12 @@ async def grade(task: BugTask, diff: Diff, sandboxes: SandboxFactory) -> Verdict
     try:
         run = await run_hidden_tests(f"grade.{task.name}", source, task.hidden, task.layout, sandboxes)
     except ReportError as error:
-        return Verdict(False, str(error))
+        return Verdict(False, str(error), shortfalls=error.shortfalls)
     wanted = (*task.fail_to_pass, *task.pass_to_pass)
     failed = [test for test in wanted if not run.passed(test)]
     passed = len(wanted) - len(failed)
     detail = f"{passed} of {len(wanted)} pass" + (f", first failure {failed[0]}" if failed else "")
-    return Verdict(not failed, detail, passed, len(failed))
+    return Verdict(not failed, detail, passed, len(failed), run.shortfalls)
 
 
 def verifier(task: BugTask, sandboxes: SandboxFactory) -> Verifier:

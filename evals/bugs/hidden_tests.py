@@ -24,7 +24,10 @@ _ENCODING = re.compile(r"""\s*<\?xml[^>]*?\sencoding\s*=\s*["']([^"']*)""")
 
 
 class ReportError(DockyardError):
-    """pytest left no report, or one that does not fit what was run. Says which."""
+    """pytest left no report, or one that does not fit what was run. Says which. `shortfalls` are those of the
+    sandbox that it ran in."""
+
+    shortfalls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class TestRun:
 
     states: Mapping[str, TestState]
     output: str
+    shortfalls: tuple[str, ...] = ()  # of the sandbox
 
     def passed(self, test: str) -> bool:
         """Whether a test ran and passed."""
@@ -54,6 +58,9 @@ async def run_hidden_tests(
     sandbox = await sandboxes(name, tree)
     try:
         return await _run(sandbox, layout, canary)
+    except ReportError as error:
+        error.shortfalls = tuple(sandbox.shortfalls)
+        raise
     finally:
         await sandbox.kill()
 
@@ -71,7 +78,7 @@ async def _run(sandbox: AgentSandbox, layout: Layout, canary: "_Canary") -> Test
     if data is None:
         raise ReportError(f"pytest left no report (exit {result.exit_code}): {result.output[-300:]}")
     states = read_report(data)
-    return TestRun(canary.checked(states, result.exit_code), result.output)
+    return TestRun(canary.checked(states, result.exit_code), result.output, tuple(sandbox.shortfalls))
 
 
 def read_report(data: bytes) -> dict[str, TestState]:

@@ -12,8 +12,9 @@ from typing import Literal, Protocol
 LayerKind = Literal["memory", "image", "quota"]
 """memory: a tmpfs, which counts as the sandbox's memory. image: a file system in a file. quota: a directory
 under a project quota."""
-LayerWish = Literal["auto", "disk", "memory", "image", "quota"]
-"""auto: what is fastest, memory. disk: quota where the host has it, else image."""
+LayerWish = Literal["auto", "disk", "disk-first", "memory", "image", "quota"]
+"""auto: what the policy says, else what is fastest, memory. disk: quota where the host has it, else image.
+disk-first: disk where the host has it, else memory."""
 
 
 @dataclass(frozen=True, slots=True)

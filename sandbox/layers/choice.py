@@ -19,7 +19,8 @@ _ON_DISK: tuple[LayerKind, ...] = ("quota", "image")  # in order of preference
 
 
 def choose(wish: LayerWish, state_dir: Path) -> LayerKind:
-    """The kind that is made. `auto` is memory: it costs a create nothing and needs nothing of the host.
+    """The kind that is made. `auto` is memory: it costs a create nothing and needs nothing of the host (see
+    docs/decisions).
 
     Raises InvalidArgument for an unknown wish, and UnsupportedError, with what this host lacks, for one that
     it cannot fulfil.
@@ -30,11 +31,13 @@ def choose(wish: LayerWish, state_dir: Path) -> LayerKind:
         known = ", ".join(repr(each) for each in get_args(LayerWish))
         raise InvalidArgument(f"layer={wish!r} is unknown", hint=f"use one of {known}")
     reasons: list[str] = []
-    for kind in _ON_DISK if wish == "disk" else (wish,):
+    for kind in _ON_DISK if wish in ("disk", "disk-first") else (wish,):
         reason = MECHANISMS[kind].missing(state_dir)
         if not reason:
             return kind
         reasons.append(reason)
+    if wish == "disk-first":
+        return "memory"
     raise UnsupportedError(
         f"layer={wish!r} cannot be made on this host: {'; '.join(reasons)}",
         hint="leave layer out for one in memory, or see `dockyard doctor`",

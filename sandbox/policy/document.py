@@ -1,17 +1,29 @@
-"""What a sandbox may do, as one document: network, output, time, and the protections that hold it."""
+"""What a sandbox may do, as one document: network, places, devices, output, time, and the protections that
+hold it.
 
+Every field but `network` and `without` narrows what sandboxes have by default; a value that would widen it is
+refused with the field's name. `without` is for trials, and said in all that a sandbox says of itself.
+"""
+
+import math
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
 
+from sandbox.layers import LayerWish
 from sandbox.policy.network import Network
 
 MIB = 1 << 20
+MAX_TIMEOUT_S = 30 * 86_400.0  # as long as a sandbox can live
+MAX_PLACES = 64  # of a field
 Protection = Literal["seccomp", "landlock", "apparmor", "guard"]
 PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
 WANTED: frozenset[Protection] = frozenset({"apparmor", "guard"})
 """A host that lacks one of these makes the sandbox without it, and `info.lacking` says so."""
+Device = Literal["null", "zero", "full", "random", "urandom", "tty", "ptmx"]
+DEVICES: frozenset[Device] = frozenset(get_args(Device))
+"""Of /dev; `ptmx` is what terminals are made with."""
 
 
 class Policy(BaseModel):
@@ -26,16 +38,29 @@ class Policy(BaseModel):
     # bytes kept of each of stdout and stderr, head and tail; what a model can read is far below the default.
     output_bytes: int = Field(default=MIB, ge=0, le=256 * MIB)
     # bytes that a command may print on both streams together before it is ended with `output_limit`.
-    output_total_bytes: int = Field(default=64 * MIB, ge=1)
+    output_total_bytes: int = Field(default=64 * MIB, ge=1, le=1 << 34)
     # seconds that a command may run when the call does not say.
-    timeout_s: float = Field(default=60.0, gt=0)
+    timeout_s: float = Field(default=60.0, gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)
+    # seconds that a call may say; None: as long as the sandbox lives.
+    max_timeout_s: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)
     # places that may be read and not be written, and places that may be neither; with all that lies below.
-    protected: tuple[str, ...] = ()
-    hidden: tuple[str, ...] = ()
+    # For what is in writable directories, by path, and AppArmor's to hold.
+    protected: tuple[str, ...] = Field(default=(), max_length=MAX_PLACES)
+    hidden: tuple[str, ...] = Field(default=(), max_length=MAX_PLACES)
+    # places of the image and of /proc that show nothing, and ones that are not written to, the image's own
+    # writable directories among them. By mounts, which every host has.
+    masked: tuple[str, ...] = Field(default=(), max_length=MAX_PLACES)
+    read_only: tuple[str, ...] = Field(default=(), max_length=MAX_PLACES)
+    # what of /dev it has; each that is left out is the null device there. Without ptmx: no terminals.
+    devices: frozenset[Device] = DEVICES
+    # capabilities of its processes: none, which nothing adds to.
+    capabilities: frozenset[str] = frozenset()
+    # where what is written lies when the call does not say; see `Sandbox.create`.
+    layer: LayerWish = "auto"
     # protections to go without. For trials that show what one of them is worth; the sandbox's `info` says so.
     without: frozenset[Protection] = frozenset()
 
-    @field_validator("protected", "hidden")
+    @field_validator("protected", "hidden", "masked", "read_only")
     @classmethod
     def _absolute(cls, places: tuple[str, ...]) -> tuple[str, ...]:
         for place in places:
@@ -47,17 +72,48 @@ class Policy(BaseModel):
                 raise ValueError("'/' would leave nothing to run")
         return places
 
+    @field_validator("masked")
+    @classmethod
+    def _spares_init(cls, places: tuple[str, ...]) -> tuple[str, ...]:
+        for place in places:
+            if _top(place) in (".dockyard", "dev") or _plain(place) == "/proc":
+                raise ValueError(f"{place!r} is what every sandbox needs; devices are `devices`'")
+        return places
+
+    @field_validator("capabilities")
+    @classmethod
+    def _none(cls, names: frozenset[str]) -> frozenset[str]:
+        if names:
+            raise ValueError(f"{', '.join(sorted(names))}: sandboxes have none, and none can be added")
+        return names
+
+    @field_validator("devices")
+    @classmethod
+    def _with_null(cls, names: frozenset[Device]) -> frozenset[Device]:
+        return frozenset((*names, "null"))  # which stands for the others
+
+    @field_serializer("devices", "capabilities", "without")
+    def _in_order(self, names: frozenset[str]) -> list[str]:
+        """Sets are written in another order by each process."""
+        return sorted(names)
+
     @model_validator(mode="after")
     def _held(self) -> "Policy":
         if (self.protected or self.hidden) and "apparmor" in self.without:
             raise ValueError("protected and hidden are AppArmor's to hold, which `without` switches off")
+        if self.read_only and "landlock" in self.without:
+            raise ValueError("read_only is Landlock's to hold too, which `without` switches off")
         return self
 
     def __hash__(self) -> int:
         """Equal policies hash alike, whatever the order of their phases."""
-        places = (self.protected, self.hidden, self.without)
-        outputs = (self.output_bytes, self.output_total_bytes, self.timeout_s)
-        return hash((self.network, frozenset(self.phases.items()), outputs, places))
+        rest = (value for name, value in self if name != "phases")
+        return hash((frozenset(self.phases.items()), *rest))
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Checks what it changes, as the constructor does."""
+        del deep  # nothing in it can be changed
+        return type(self).model_validate({**dict(self), **(update or {})})
 
     @property
     def first_network(self) -> Network | None:
@@ -68,6 +124,24 @@ class Policy(BaseModel):
         return Network() if any(each != "none" for each in self.phases.values()) else None
 
     @property
+    def first_timeout_s(self) -> float:
+        """Of a command whose call does not say."""
+        return min(self.timeout_s, self.max_timeout_s or math.inf)
+
+    @property
+    def left_out(self) -> tuple[Device, ...]:
+        """Devices that it does not have, in the order of their names."""
+        return tuple(sorted(DEVICES - self.devices))
+
+    @property
     def protections(self) -> frozenset[Protection]:
         """Those that are asked for. A host that lacks one makes no sandbox, but for WANTED ones."""
         return frozenset(PROTECTIONS) - self.without
+
+
+def _plain(place: str) -> str:
+    return "/" + "/".join(filter(None, place.split("/")))
+
+
+def _top(place: str) -> str:
+    return _plain(place).split("/")[1]

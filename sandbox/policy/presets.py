@@ -34,8 +34,9 @@ def agent(gateway: str) -> Policy:
 
 
 def grader() -> Policy:
-    """For hidden tests: no network, and more time and output than a command of an agent has."""
-    return Policy(network="none", timeout_s=600.0, output_total_bytes=256 << 20)
+    """For hidden tests: no network, more time and output than a command of an agent has, and a layer on disk
+    where the host has one, so that what tests write takes nothing from their memory."""
+    return Policy(network="none", timeout_s=600.0, output_total_bytes=256 << 20, layer="disk-first")
 
 
 def open_internet() -> Policy:

@@ -6,10 +6,11 @@ and is the same for all. To add a substrate: write one module with these two fun
 `substrates.SUBSTRATES`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from sandbox.covers import Covers
 from sandbox.images import INIT_AT, Image
 from sandbox.layers import LayerKind
 from sandbox.limits import Limits
@@ -48,6 +49,7 @@ class Blueprint:
     runtime: str | None = None  # OCI runtime by name, None = the best that is there
     hostname: str = HOSTNAME
     is_filled: bool = False  # its layer has content at first, in which another name may be written
+    covers: Covers = field(default_factory=Covers)  # of the image
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ def init_command(blueprint: Blueprint) -> tuple[str, ...]:
     there is no pids cgroup it is as good a limit."""
     processes = blueprint.limits.pids if blueprint.pids_by_rlimit else None
     data_bytes = blueprint.limits.process_bytes
-    places = (*blueprint.image.writable, SHM_AT) if "landlock" in blueprint.protections else ()
+    writable = blueprint.covers.writable(blueprint.image.writable)
+    places = (*writable, SHM_AT) if "landlock" in blueprint.protections else ()
     limits = (str(processes or 0), str(data_bytes or 0))
     return (INIT_AT, "init", str(CONTROL_FD), blueprint.id, *limits, blueprint.profile or "-", *places)
 

@@ -51,7 +51,7 @@ class ContainerSubstrate:
         config = oci_config(
             init_command(blueprint), owner_uid=blueprint.owner_uid, cgroup=cgroup,
             filtered="seccomp" in blueprint.protections, as_program=name == "crun",
-            hostname=blueprint.hostname,
+            hostname=blueprint.hostname, covers=blueprint.covers,
         )  # fmt: skip
         return LaunchPlan(tuple(options), tuple(program), json.dumps(config), all_hierarchies=name != "crun")
 

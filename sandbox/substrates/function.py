@@ -2,6 +2,7 @@
 
 import shutil
 
+from sandbox.covers import Covers
 from sandbox.errors import UnsupportedError
 from sandbox.policy.seccomp import filter_program, this_machine
 from sandbox.substrates.base import (
@@ -40,22 +41,38 @@ class FunctionSubstrate:
         if blueprint.privileged:
             options.append("--drop")
         filtered = "seccomp" in blueprint.protections
-        program = (*_isolation(filtered, blueprint.hostname), "--", *init_command(blueprint))
+        isolation = _isolation(filtered, blueprint.hostname, blueprint.covers)
+        program = (*isolation, "--", *init_command(blueprint))
         return LaunchPlan(
             tuple(options), program, filter_program=filter_program(this_machine()) if filtered else None
         )
 
 
-def _isolation(filtered: bool, hostname: str) -> list[str]:
+def _isolation(filtered: bool, hostname: str, covers: Covers) -> list[str]:
     words = [_bubblewrap(), *(f"--unshare-{name}" for name in _NAMESPACES)]
     words += ["--disable-userns", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
     words += ["--seccomp", str(FILTER_FD)] if filtered else []
     words += ["--uid", "0", "--gid", "0", "--hostname", hostname]
     words += ["--bind", ROOT_AT, "/", "--proc", "/proc", "--dev", "/dev"]
     words += ["--dev-bind", TERMINALS_AT, "/dev/pts"]
+    for device in covers.devices:
+        words += ["--dev-bind", "/dev/null", "/dev/pts/ptmx" if device == "ptmx" else f"/dev/{device}"]
     # /dev is a tmpfs without a size: only its shm is for writing, and that has one.
     words += ["--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-    return [*words, "--chdir", "/"]
+    return [*words, *_covered(covers), "--chdir", "/"]
+
+
+def _covered(covers: Covers) -> list[str]:
+    """Files show the null device on a mount without devices, so they cannot be opened. What is below /proc
+    needs no mount to be read-only: Landlock lets nothing write there."""
+    words: list[str] = []
+    for place in covers.read_only:
+        words += [] if place.startswith("/proc") else ["--ro-bind", f"{ROOT_AT}{place}", place]
+    for place in covers.masked_directories:
+        words += ["--perms", "0555", "--size", "4096", "--tmpfs", place, "--remount-ro", place]
+    for place in covers.masked_files:
+        words += ["--ro-bind", "/dev/null", place]
+    return words
 
 
 def _bubblewrap() -> str:

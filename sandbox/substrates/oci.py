@@ -4,6 +4,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
+from sandbox.covers import Covers
 from sandbox.policy.seccomp import filter_program, oci_seccomp, this_machine
 from sandbox.substrates.base import HOSTNAME, ROOT_AT, SHM_BYTES, TERMINALS, UIDS_A_SANDBOX, USER_NAMESPACE_AT
 
@@ -25,6 +26,7 @@ def oci_config(
     filtered: bool = True,
     as_program: bool = False,
     hostname: str = HOSTNAME,
+    covers: Covers | None = None,
 ) -> dict[str, Any]:
     """A bundle whose first process is `init`, with uids from `owner_uid` on. `cgroup` is the runtime's to
     make; None where it is to make none. `as_program` names the table of system calls as instructions too, for
@@ -37,8 +39,8 @@ def oci_config(
         ],
         "uidMappings": ids,
         "gidMappings": ids,
-        "maskedPaths": [f"/proc/{name}" for name in _MASKED],
-        "readonlyPaths": [f"/proc/{name}" for name in _READ_ONLY],
+        "maskedPaths": [*(f"/proc/{name}" for name in _MASKED), *_masked(covers or Covers())],
+        "readonlyPaths": [*(f"/proc/{name}" for name in _READ_ONLY), *(covers or Covers()).read_only],
     }
     if filtered:
         linux["seccomp"] = oci_seccomp(this_machine())
@@ -62,6 +64,12 @@ def oci_config(
         "mounts": _mounts(),
         "linux": linux,
     }
+
+
+def _masked(covers: Covers) -> list[str]:
+    """A directory is then an empty one, a file and a device are the null device."""
+    devices = ["/dev/pts/ptmx" if name == "ptmx" else f"/dev/{name}" for name in covers.devices]
+    return [*covers.masked_directories, *covers.masked_files, *devices]
 
 
 def _mounts() -> list[dict[str, Any]]:

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -91,3 +92,10 @@ def test_a_run_that_raised_is_on_record_with_its_error(error, verdict, detail, s
     assert (trial.verdict, trial.detail) == (verdict, detail)
     assert not consequence(trial.verdict).scored
     assert store.run(record.run_id).status == "interrupted"
+
+
+def test_what_its_sandboxes_lacked_is_on_record_with_a_run(store, wall):
+    value = outcome("submit", Verdict(True, "12 passed", shortfalls=("guard",)))
+    value = replace(value, result=replace(value.result, shortfalls=("apparmor", "guard")))
+    run, _ = kept(store, wall, value)
+    assert store.shortfalls(run.id) == ("apparmor", "guard")

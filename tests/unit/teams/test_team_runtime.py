@@ -38,7 +38,7 @@ class Scene:
 
     async def verify(self, diff):
         self.graded.append(diff)
-        return Verdict(diff.changed.get("app.py") == b"x = 2\n", "checked", 1, 0)
+        return Verdict(diff.changed.get("app.py") == b"x = 2\n", "checked", 1, 0, ("guard",))
 
     def run(self, **limits):
         return asyncio.run(self.team.run(chat_program("mend it", AgentLimits(**limits))))
@@ -138,7 +138,9 @@ def test_the_events_of_a_team_leave_no_gap():
     assert {segment.agent for segment in path.segments} == {"lead", "ada", "bo"}
     attribution = dag.attribution()
     assert attribution.untraced_share == 0
-    assert scene.intervals("lead", "verify")
+    (graded,) = scene.intervals("lead", "verify")
+    assert graded.attributes["shortfalls"] == "guard"
+    assert scene.result.shortfalls == ("apparmor", "guard")
     for agent in ("lead", "ada", "bo"):
         (made,) = scene.intervals(agent, "sandbox.create")
         assert made.attributes["shortfalls"] == "apparmor"

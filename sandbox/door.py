@@ -1,0 +1,133 @@
+"""How other processes of the same user reach the sandboxes of an owner: they ask it, and it answers.
+
+The owner alone holds its sandboxes' control sockets. One socket and one thread of the whole process serve
+all others: an abstract Unix socket, so nothing of it lies in a file system or is left by a process that is
+killed. The kernel vouches for both ends: the owner answers root and its own user, and whoever asks makes sure
+that it has the process of the journal before it, not one that has taken its name. One request a connection,
+a line of JSON each way.
+"""
+
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from sandbox.errors import AuthError, SandboxError, UnsupportedError, error_of
+from sandbox.processes import ProcessKey, this_process
+
+_CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
+_PATIENCE_S = 10.0  # a kill may take as long as the kernel holds on to a cgroup
+_REQUEST_PATIENCE_S = 2.0  # for a request, so that nobody keeps others waiting
+_MAX_REQUEST_BYTES, _MAX_ANSWER_BYTES = 1 << 16, 1 << 26
+_BACKLOG, _AGAIN_S = 64, 0.1
+
+Request = Mapping[str, Any]
+Answer = Callable[[Request], Any]  # in values of JSON; raises SandboxError
+
+
+class Door:
+    """Of this process. Thread-safe. A process that forks has none until it opens its own."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._lock = threading.Lock()  # guards what follows
+        self._opened_by: ProcessKey | None = None
+
+    def open(self) -> bool:
+        """The first time in a process: others are answered from now on, until it ends. False where the host
+        lacks descriptors or threads: sandboxes are not the worse for it, and the next call tries again."""
+        with self._lock:
+            if self._opened_by == (owner := this_process()):
+                return True
+            with suppress(OSError, RuntimeError):
+                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                try:
+                    listener.bind(_name(owner))
+                    listener.listen(_BACKLOG)
+                    thread = threading.Thread(
+                        target=self._serve, args=(listener,), name="dockyard-door", daemon=True
+                    )
+                    thread.start()
+                except BaseException:
+                    listener.close()
+                    raise
+                self._opened_by = owner
+            return self._opened_by == owner
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # no descriptor is free: whoever asks is told nothing, and may ask again
+                time.sleep(_AGAIN_S)
+                continue
+            with connection, suppress(OSError, ValueError):
+                connection.settimeout(_REQUEST_PATIENCE_S)
+                _send(connection, self._answered(connection))
+
+    def _answered(self, connection: socket.socket) -> dict[str, Any]:
+        try:
+            if (uid := _peer(connection)[1]) not in (0, os.geteuid()):
+                raise AuthError(f"uid {uid} is not this owner's", hint="ask as its user, or as root")
+            return {"ok": self._answer(json.loads(_receive(connection, _MAX_REQUEST_BYTES)))}
+        except SandboxError as error:
+            return {"error": error.record()}
+        except Exception as error:  # a request that is none; the next one is another's
+            return {"error": SandboxError(f"no request that is understood: {error!r}").record()}
+
+
+def ask(owner: ProcessKey, request: Request) -> Any:
+    """The owner's answer. Blocks for it, ten seconds at most.
+
+    Raises what the owner raises; AuthError where it is another user's, UnsupportedError where it does not
+    answer: it is in another network namespace, or has no descriptor left.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_PATIENCE_S)
+        try:
+            connection.connect(_name(owner))
+            if _peer(connection)[0] != owner.pid:
+                raise ConnectionRefusedError(f"process {_peer(connection)[0]} answers in its place")
+            with suppress(BrokenPipeError):  # the answer may have come before it
+                _send(connection, request)
+            answer: dict[str, Any] = json.loads(_receive(connection, _MAX_ANSWER_BYTES))
+        except (OSError, ValueError) as error:
+            raise UnsupportedError(
+                f"process {owner.pid}, which owns the sandbox, does not answer: "
+                f"{str(error) or type(error).__name__}",
+                hint="ask in that process, or end it: its sandboxes end with it",
+            ) from error
+    if "error" in answer:
+        raise error_of(answer["error"])
+    return answer.get("ok")
+
+
+def _name(owner: ProcessKey) -> str:
+    return f"\0dockyard-{owner.pid}-{owner.start_ticks}"
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end, of when it connected or began to listen."""
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(packed)
+    return pid, uid
+
+
+def _send(connection: socket.socket, value: Mapping[str, Any]) -> None:
+    connection.sendall(json.dumps(value).encode() + b"\n")
+
+
+def _receive(connection: socket.socket, most: int) -> bytes:
+    """One line. ValueError beyond `most` bytes or without an end."""
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        piece = connection.recv(min(1 << 16, most + 1 - len(data)))
+        data += piece
+        if not piece or len(data) > most:
+            raise ValueError("a message that has no end")
+    return bytes(data)

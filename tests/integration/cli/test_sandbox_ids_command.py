@@ -1,0 +1,108 @@
+"""`dockyard sandbox list | info | set-timeout | kill`: of sandboxes that another process owns."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.native.build import build
+from sandbox.places import default_state_dir, default_toolkit
+from sandbox.toolkit import build_toolkit
+
+OWNER = """
+import sys
+from sandbox import Sandbox
+home, toolkit = sys.argv[1:]
+with Sandbox.create(state_dir=f"{home}/sandbox", toolkit=toolkit, labels={"team": "red"}, idle_s=500) as box:
+    print(box.id, flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> "Iterator[tuple[str, subprocess.Popen[str]]]":
+    """A sandbox's id, and the process that has it."""
+    build()
+    toolkit = default_toolkit(default_state_dir())
+    build_toolkit(toolkit)
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path), str(toolkit)], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        yield process.stdout.readline().strip(), process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def dockyard(home: Path, *words: str) -> tuple[int, dict[str, Any], str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", "sandbox", *words, "--json"], capture_output=True, text=True,
+        env={**os.environ, "DOCKYARD_HOME": str(home)}, timeout=120, check=False,
+    )  # fmt: skip
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_a_sandbox_is_listed_given_time_and_ended(owner: "tuple[str, subprocess.Popen[str]]", tmp_path: Path):
+    sandbox_id, process = owner
+    code, said, _ = dockyard(tmp_path, "list", "--label", "team=red")
+    (seen,) = said["sandboxes"]
+    assert (code, seen["id"], seen["labels"]) == (0, sandbox_id, {"team": "red"})
+    assert (seen["owner_pid"], seen["idle_s"], said["leftovers"]) == (process.pid, 500, [])
+    assert dockyard(tmp_path, "list", "--label", "team=blue")[1]["sandboxes"] == []
+    code, said, _ = dockyard(tmp_path, "set-timeout", sandbox_id, "1000", "--idle", "0")
+    assert (code, said["idle_s"], 1000 <= said["lifetime_s"] < 1200) == (0, None, True)
+    assert dockyard(tmp_path, "info", sandbox_id)[1]["state"] == "running"
+    code, said, _ = dockyard(tmp_path, "kill", sandbox_id)
+    assert (code, [each["id"] for each in said["killed"]]) == (0, [sandbox_id])
+    code, said, _ = dockyard(tmp_path, "info", sandbox_id)
+    assert (code, said["error"]["code"], said["error"]["reason"]) == (1, "gone", "killed")
+
+
+def test_errors_are_those_of_the_library(tmp_path: Path):
+    code, said, err = dockyard(tmp_path, "info", "sbx-000000000000000")
+    error = said["error"]
+    assert (code, error["type"], error["code"], error["blame"]) == (
+        1,
+        "SandboxNotFound",
+        "not_found",
+        "caller",
+    )
+    assert (error["retryable"], error["retry_after_s"], error["node"]) == (False, None, os.uname().nodename)
+    assert "there is no sandbox" in err
+    code, said, _ = dockyard(tmp_path, "kill", "nonsense")
+    assert (code, said["error"]["code"]) == (2, "invalid_argument")
+
+
+def test_a_variable_by_name_reaches_the_command(tmp_path: Path):
+    words = [
+        sys.executable,
+        "-m",
+        "cli.main",
+        "sandbox",
+        "run",
+        "--env",
+        "TOKEN",
+        "-e",
+        "B=2",
+        "--",
+        "echo $TOKEN$B",
+    ]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, "TOKEN": "1"}, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "12\n")
+    missing = subprocess.run(
+        [*words[:5], "--env", "NO_SUCH_NAME", "--", "true"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert missing.returncode == 2
+    assert "NO_SUCH_NAME" in missing.stderr
