@@ -1,6 +1,7 @@
 """Carries a LaunchPlan out: from a plan to a running init that has said hello."""
 
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.errors import StartError
-from sandbox.substrates.base import LaunchPlan
+from sandbox.sealed import sealed_copy
+from sandbox.substrates.base import DETACHED, LaunchPlan
 from sandbox.wire import FRAME_BYTES, WIRE_VERSION, Kind, decode
 
 HELLO_PATIENCE_S = 20.0
@@ -81,32 +83,33 @@ def launch(
                 _end(process)
                 raise _start_error(sandbox_id, _read_failure(errors) or str(error)) from error
         on_failure.pop_all()
+    if DETACHED in plan.options:
+        process.send_signal(signal.SIGUSR1)  # the runtime has nothing more to do
     return Launched(process, ours, init_pid)
 
 
 def _spawn(
     init: Path, plan: LaunchPlan, handed: Handed, control: socket.socket, errors: int
 ) -> subprocess.Popen[bytes]:
-    with (
+    given = {"--control": control.fileno()}
+    with ExitStack() as files:
         # Not /dev/null: an OCI runtime gives the sandbox's own uid what it finds as input, output and error,
         # and as the owner of the host's device a sandbox could change its mode for everyone.
-        _memory_file(b"") as nothing,
-        _memory_file((plan.oci_config or "").encode()) as config,
-        _memory_file(plan.filter_program or b"") as filter_program,
-    ):
-        words = [str(init), "launch", "--control", str(control.fileno()), *plan.options]
-        words += handed.words()
+        nothing = files.enter_context(_memory_file(b""))
         if plan.oci_config is not None:
-            words += ["--config", str(config)]
+            given["--config"] = files.enter_context(_memory_file(plan.oci_config.encode()))
         if plan.filter_program is not None:
-            words += ["--filter", str(filter_program)]
+            given["--filter"] = files.enter_context(_memory_file(plan.filter_program))
+        if plan.is_sealed and (program := sealed_copy(plan.program[0])) is not None:
+            given["--program"] = program
+        options = [word for option, fd in given.items() for word in (option, str(fd))]
         return subprocess.Popen(
-            [*words, "--", *plan.program],
+            [str(init), "launch", *options, *plan.options, *handed.words(), "--", *plan.program],
             stdin=nothing,
             stdout=errors,
             stderr=errors,
             env=_LAUNCH_ENV,
-            pass_fds=(control.fileno(), config, filter_program, *handed.fds()),
+            pass_fds=(*given.values(), *handed.fds()),
         )
 
 
@@ -152,8 +155,8 @@ def _memory_file(content: bytes) -> Generator[int]:
     """A file without a name; gone with its last descriptor."""
     fd = os.memfd_create("dockyard", os.MFD_CLOEXEC)
     try:
-        os.write(fd, content)
-        os.lseek(fd, 0, os.SEEK_SET)
+        if content:
+            os.pwrite(fd, content, 0)  # which leaves its reader at the start
         yield fd
     finally:
         os.close(fd)

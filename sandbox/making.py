@@ -29,6 +29,7 @@ from sandbox.snapshots import FIRST_ID, Content, Snapshot
 from sandbox.substrates import find_substrate
 from sandbox.substrates.base import HOSTNAME, UIDS_A_SANDBOX, Blueprint, LaunchPlan
 from sandbox.substrates.container import is_unverified
+from sandbox.turns import turns_to_make
 
 # Uids that no distribution hands out to people or services, and that nspawn uses for the same purpose.
 _FIRST_UID, _LAST_UID = 0x00080000, FIRST_ID
@@ -86,6 +87,13 @@ def make(order: Order, content: Content | None) -> Made:
     """Blocks until its init has said hello, some ten milliseconds. `content` is what its layer has in it at
     first. Raises InvalidArgument, UnsupportedError, CapacityError, StartError or OSError, and then leaves
     nothing behind."""
+    if content is not None:  # whose copy waits for a disk, not for a core
+        return _make(order, content)
+    with turns_to_make().one():
+        return _make(order, None)
+
+
+def _make(order: Order, content: Content | None) -> Made:
     state, rules = order.state_dir, order.policy
     find_substrate(order.substrate).check(privileged=_is_privileged(), runtime=order.runtime)
     if "landlock" in rules.protections:

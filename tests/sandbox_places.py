@@ -1,5 +1,6 @@
 """Where real sandboxes of tests are made, for the folders that make some; imported by their conftest.py."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from sandbox import sandboxes
 from sandbox.guard.node import shared_guard
 from sandbox.native.build import build
 from sandbox.places import default_state_dir, default_toolkit
+from sandbox.sealed import sealed_copy
 from sandbox.toolkit import build_toolkit
 
 
@@ -24,6 +26,8 @@ def toolkit() -> Path:
     build_toolkit(place)
     shared_guard()  # whose descriptors stay, where this kernel has it
     sandboxes.open_door()  # as does its
+    if (crun := shutil.which("crun")) is not None:
+        sealed_copy(crun)  # likewise
     return place
 
 

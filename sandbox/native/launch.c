@@ -20,6 +20,7 @@
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, MOUNTS_FD = FILTER_FD, LAYER_FD = 5, SYS_MOVE_MOUNT = 429, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
+enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, MOUNTS_FD = FILTER_FD, LAYER_FD = 5, PROGRAM_FD = 6, NUM_KEPT = 4, SYS_MOVE_MOUNT = 429, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
 enum { JOIN_SESSION_KEYRING = 1 }; /* of keyctl */
 enum { FROM_EMPTY_PATH = 4 };         /* of move_mount */
 enum { ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
@@ -51,6 +52,7 @@ struct plan {
     struct bind binds[MAX_ITEMS];
     int num_cgroups, num_hidden, num_masks, num_writable, num_binds;
     int control, config, filter;
+    int program;            /* what is run, if not the file of its first word */
     int layer, content; /* a mount to write to in place of the tmpfs; what it has in it at first */
     uid_t content_ids;  /* the first of those in `content` */
     uid_t owner;       /* of the writable directories */
@@ -101,6 +103,7 @@ static int read_plan(struct plan *plan, int argc, char **argv) {
         else if (!strcmp(option, "--control")) plan->control = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--config")) plan->config = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--filter")) plan->filter = atoi(next(&i, argc, argv));
+        else if (!strcmp(option, "--program")) plan->program = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--owner")) plan->owner = (uid_t)strtoul(next(&i, argc, argv), NULL, 10);
         else if (!strcmp(option, "--ids")) plan->num_ids = (uid_t)strtoul(next(&i, argc, argv), NULL, 10);
         else if (!strcmp(option, "--cgroup")) add(plan->cgroups, &plan->num_cgroups, next(&i, argc, argv));
@@ -184,6 +187,21 @@ static void name_host(int upper, const char *name) {
     close(fd), close(etc);
 }
 
+/* What the sandbox's uid may write to is made in the layer before the overlay is mounted, with the skeleton's modes:
+ * to give it away through the overlay would copy each directory up. */
+static void make_writable(const struct plan *plan, const char *path, int skeleton, int upper) {
+    struct stat info;
+    char part[4096];
+    for (size_t length = 0; path[length];) {
+        length += 1 + strcspn(path + length + 1, "/");
+        snprintf(part, sizeof part, "%.*s", (int)length - 1, path + 1);
+        if (fstatat(skeleton, part, &info, AT_SYMLINK_NOFOLLOW)) fail("look at %s", part);
+        if (!mkdirat(upper, part, 0700) ? fchmodat(upper, part, info.st_mode & 07777, 0) : errno != EEXIST)
+            fail("make %s", part);
+    }
+    if (fchownat(upper, part, plan->owner, plan->owner, AT_SYMLINK_NOFOLLOW)) fail("chown %s", path);
+}
+
 /* Returns a descriptor of the layer's content, for the owner to find at LAYER_FD of a process that stays. */
 static int mount_layer(const struct plan *plan, int skeleton) {
     char options[256];
@@ -198,6 +216,7 @@ static int mount_layer(const struct plan *plan, int skeleton) {
     }
     int work = make_place(base, "work", 0755), upper = make_place(base, "upper", 0555); /* the mode of its / */
     if (plan->content >= 0) copy_layer(plan->content, upper, plan->content_ids, plan->owner, UINT64_MAX);
+    for (int i = 0; i < plan->num_writable; i++) make_writable(plan, plan->writable[i], skeleton, upper);
     if (plan->host) name_host(upper, plan->host);
     snprintf(options, sizeof options,
              "lowerdir=/proc/self/fd/%d,upperdir=/proc/self/fd/%d,workdir=/proc/self/fd/%d%s%s", skeleton, upper, work,
@@ -226,10 +245,6 @@ static void mount_image(const struct plan *plan) {
         bind_read_only(path, plan->binds[i].target);
     }
     for (int i = 0; i < plan->num_masks; i++) bind_read_only("/tmp/root/.dockyard/empty", plan->masks[i]);
-    for (int i = 0; i < plan->num_writable; i++) {
-        snprintf(path, sizeof path, "/tmp/root%s", plan->writable[i]);
-        if (lchown(path, plan->owner, plan->owner)) fail("chown %s", plan->writable[i]);
-    }
 }
 
 static void mount_terminals(const char *most) {
@@ -249,18 +264,17 @@ static void copy_config(int from) {
     close(to);
 }
 
-/* The control socket at CONTROL_FD, the filter or the host's mounts behind it, the layer behind that (each where there
- * is one), and nothing else. The last two are not for the program. */
-static void keep_only(int control, int filter, int mounts, int layer) {
-    int kept[] = {control, filter < 0 ? mounts : filter, layer};
-    int last = layer < 0 ? kept[1] < 0 ? CONTROL_FD : FILTER_FD : LAYER_FD;
-    for (int i = 0; i < 3; i++) /* out of the way of each other's places */
-        if (kept[i] >= 0 && (kept[i] = fcntl(kept[i], F_DUPFD_CLOEXEC, LAYER_FD + 1)) < 0) fail("move files");
-    for (int i = 0; i < 3; i++)
-        if (kept[i] >= 0 && dup2(kept[i], CONTROL_FD + i) < 0) fail("move files");
-    if (syscall(SYS_close_range, last + 1, ~0U, 0)) fail("close files");
-    if (mounts >= 0 && (fcntl(MOUNTS_FD, F_SETFD, FD_CLOEXEC) || fcntl(LAYER_FD, F_SETFD, FD_CLOEXEC)))
-        fail("keep files from the runtime");
+/* The control socket at CONTROL_FD, the filter or the host's mounts behind it, then the layer, then the program (each
+ * where there is one), and nothing else. The first, and the filter, are for the program. */
+static void keep_only(int control, int filter, int mounts, int layer, int program) {
+    int kept[NUM_KEPT] = {control, filter < 0 ? mounts : filter, layer, program};
+    int last = 0, num_passed = filter < 0 ? 1 : 2;
+    for (int i = 0; i < NUM_KEPT; i++) /* out of the way of each other's places */
+        if (kept[i] >= 0 && (kept[i] = fcntl(kept[i], F_DUPFD_CLOEXEC, PROGRAM_FD + 1)) < 0) fail("move files");
+    for (int i = 0; i < NUM_KEPT; i++)
+        if (kept[i] < 0) close(CONTROL_FD + i);
+        else if (dup3(kept[i], CONTROL_FD + (last = i), i < num_passed ? 0 : O_CLOEXEC) < 0) fail("move files");
+    if (syscall(SYS_close_range, CONTROL_FD + last + 1, ~0U, 0)) fail("close files");
 }
 
 /* Keys of the owner's session are nothing for a sandbox, nor are another sandbox's. A user has room for some
@@ -270,27 +284,39 @@ static void leave_session_keyring(void) {
         fail("make a session keyring");
 }
 
+static void become(char **words, int program) {
+    if (program < 0) execv(words[0], words);
+    else execveat(PROGRAM_FD, "", words, environ, AT_EMPTY_PATH);
+    fail("run %s", words[0]);
+}
+
 /* Runs the program and stays until the sandbox that it has left to us ends: in memory, a tenth of a runtime that
- * would stay itself. Back in the mounts that we came from, so that those of the making are gone with the runtime. */
-static int run_and_stay(char **words, int mounts) {
+ * would stay itself. One that does (SIGUSR1 says that the sandbox runs) is ended: that takes less than having it fork
+ * twice to get out of the way. Back in the mounts that we came from, so that those of the making go with it. */
+static int run_and_stay(char **words, int program, int mounts) {
     int status = 0;
+    sigset_t awaited;
+    sigemptyset(&awaited);
+    sigaddset(&awaited, SIGCHLD), sigaddset(&awaited, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &awaited, NULL);
     if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) fail("become a parent of orphans");
     pid_t runtime = fork();
     if (runtime < 0) fail("fork");
     if (runtime == 0) {
-        execv(words[0], words);
-        fail("run %s", words[0]);
+        sigprocmask(SIG_UNBLOCK, &awaited, NULL);
+        become(words, program);
     }
-    close(CONTROL_FD); /* its end is the sandbox's */
+    close(CONTROL_FD), close(PROGRAM_FD); /* the first's end is the sandbox's */
     if (setns(mounts, CLONE_NEWNS)) fail("go back to the host's mounts");
-    if (waitpid(runtime, &status, 0) < 0) fail("wait");
-    if (!WIFEXITED(status) || WEXITSTATUS(status)) return WIFEXITED(status) ? WEXITSTATUS(status) : 125;
+    while (waitpid(runtime, &status, WNOHANG) == 0)
+        if (sigwaitinfo(&awaited, NULL) == SIGUSR1) kill(runtime, SIGKILL);
+    if (WIFEXITED(status) && WEXITSTATUS(status)) return WEXITSTATUS(status);
     while (waitpid(-1, &status, 0) >= 0 || errno == EINTR) continue;
     return 0;
 }
 
 int launch(int argc, char **argv) {
-    struct plan plan = {.control = -1, .config = -1, .filter = -1, .network = -1, .layer = -1, .content = -1};
+    struct plan plan = {.control = -1, .config = -1, .filter = -1, .program = -1, .network = -1, .layer = -1, .content = -1};
     int program = read_plan(&plan, argc, argv);
     if (program >= argc || plan.control < 0 || !plan.skeleton || !plan.layer_bytes || !plan.layer_inodes) {
         errno = EINVAL;
@@ -312,12 +338,11 @@ int launch(int argc, char **argv) {
     if (plan.terminals) mount_terminals(plan.terminals);
     if (plan.config >= 0) copy_config(plan.config);
     take_namespaces(&maker, "/tmp/user", &order);
-    keep_only(plan.control, plan.filter, mounts, plan.detached ? layer : -1);
+    keep_only(plan.control, plan.filter, mounts, plan.detached ? layer : -1, plan.program);
     if (chdir("/")) fail("chdir /");
     if (plan.drop) drop_to(plan.owner);
     leave_session_keyring();
-    if (plan.detached) return run_and_stay(argv + program, MOUNTS_FD);
-    execv(argv[program], argv + program);
-    fail("run %s", argv[program]);
+    if (plan.detached) return run_and_stay(argv + program, plan.program, MOUNTS_FD);
+    become(argv + program, plan.program);
     return 125;
 }

@@ -60,6 +60,7 @@ class LaunchPlan:
     program: tuple[str, ...]
     oci_config: str | None = None
     filter_program: bytes | None = None  # of system calls, to be at FILTER_FD
+    is_sealed: bool = False  # the program is run from a copy in memory, see `sandbox.sealed`
     all_hierarchies: bool = False  # it makes cgroups of its own, in every hierarchy
 
     def layer_at(self, kind: LayerKind) -> str:

@@ -1,7 +1,9 @@
 """`container`: an OCI runtime. A user namespace with 65,536 ids, and seccomp."""
 
 import json
+import os
 import shutil
+from functools import lru_cache
 from pathlib import Path
 
 from sandbox.errors import UnsupportedError
@@ -43,23 +45,34 @@ class ContainerSubstrate:
         if name == "crun":
             # Launch has joined the groups; crun is to leave cgroups alone, and refuses to where it sees both
             # versions, so it does not get to see the second.
-            program.append("--cgroup-manager=disabled")
+            program += ["--cgroup-manager=disabled", "run"]
             if blueprint.hide_unified is not None:
                 options += ["--hide", str(blueprint.hide_unified)]
-        program += ["run", "--detach", "--preserve-fds", "1", "--bundle", BUNDLE_AT, blueprint.id]
+        else:
+            program += ["run", "--detach"]
+        program += ["--preserve-fds", "1", "--bundle", BUNDLE_AT, blueprint.id]
         cgroup = None if name == "crun" else _own_cgroup(blueprint)
         config = oci_config(
             init_command(blueprint), owner_uid=blueprint.owner_uid, cgroup=cgroup,
             filtered="seccomp" in blueprint.protections, as_program=name == "crun",
             hostname=blueprint.hostname, covers=blueprint.covers,
         )  # fmt: skip
-        return LaunchPlan(tuple(options), tuple(program), json.dumps(config), all_hierarchies=name != "crun")
+        is_crun = name == "crun"
+        return LaunchPlan(
+            tuple(options), tuple(program), json.dumps(config), all_hierarchies=not is_crun, is_sealed=is_crun
+        )
 
 
 def find_runtime(name: str | None) -> str:
     """Path of the runtime of that name, or of the first of RUNTIMES. UnsupportedError when not there."""
+    return _find_runtime(name, os.environ.get("PATH"))
+
+
+@lru_cache(maxsize=16)
+def _find_runtime(name: str | None, path: str | None) -> str:
+    """Kept for as long as PATH stays: twice a create, it would be a look into each of its directories."""
     for candidate in RUNTIMES if name is None else (name,):
-        if (found := shutil.which(candidate)) is not None:
+        if (found := shutil.which(candidate, path=path)) is not None:
             return found
     wanted = " or ".join(RUNTIMES) if name is None else name
     raise UnsupportedError(f"substrate 'container' needs {wanted}", hint="apt-get install crun")
