@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandbox.covers import Covers
-from sandbox.policy.seccomp import filter_program, oci_seccomp, this_machine
+from sandbox.policy.seccomp import filter_program, oci_beside_program, oci_seccomp, this_machine
 from sandbox.substrates.base import HOSTNAME, ROOT_AT, SHM_BYTES, TERMINALS, UIDS_A_SANDBOX, USER_NAMESPACE_AT
 
 # The network namespace is that of whoever starts the runtime: launch has made it.
@@ -29,8 +29,8 @@ def oci_config(
     covers: Covers | None = None,
 ) -> dict[str, Any]:
     """A bundle whose first process is `init`, with uids from `owner_uid` on. `cgroup` is the runtime's to
-    make; None where it is to make none. `as_program` names the table of system calls as instructions too, for
-    a runtime that takes them (crun), which then need not make them of the table each time."""
+    make; None where it is to make none. `as_program` gives the table of system calls as instructions, for
+    a runtime that takes them (crun), in place of the table, of which it would make them each time."""
     ids = [{"containerID": 0, "hostID": owner_uid, "size": UIDS_A_SANDBOX}]
     linux: dict[str, Any] = {
         "namespaces": [
@@ -43,7 +43,7 @@ def oci_config(
         "readonlyPaths": [*(f"/proc/{name}" for name in _READ_ONLY), *(covers or Covers()).read_only],
     }
     if filtered:
-        linux["seccomp"] = oci_seccomp(this_machine())
+        linux["seccomp"] = oci_beside_program() if as_program else oci_seccomp(this_machine())
     as_program = as_program and filtered
     if cgroup is not None:
         linux["cgroupsPath"] = cgroup

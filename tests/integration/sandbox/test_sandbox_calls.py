@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -86,3 +88,59 @@ def test_the_owners_keys_are_out_of_reach(substrate: str, state_dir: Path, toolk
         pytest.skip("this kernel has no keyrings")
     assert done.returncode == 0, done.stderr
     assert "owners-secret" not in done.stdout
+
+
+NARROWED = (
+    CALL
+    + """
+import fcntl, os, signal, struct
+room = ctypes.create_string_buffer(120)
+print("new", call((467, 467), -1, b"", 0, None, 0), call((470, 470)), call((700, 700)), call((469, 469), -1))
+print("machine", call((298, 241), room, 0, -1, -1, 0), call((323, 282), 0), call((425, 425), 1, room))
+print("options", *(call((157, 167), each, 1) for each in (67, 35, 62)), call((157, 167), 3))
+print("personality", call((135, 92), 0xFFFFFFFF), call((135, 92), 0x400000), call((135, 92), 0x40000))
+with open("file", "wb") as file:
+    ask = lambda request: call((16, 29), file.fileno(), request, room)
+    print("files", *map(ask, (0x40086602, 0x401C5820, 0xC0045877, 0xC0C0586D)))
+    # Those that pass: what a file system says to them is its own.
+    print("reads", *(ask(each) in (0, 9, 18, 22, 25, 95) for each in (0x80086601, 0x40049409)))
+print("disks", call((162, 81)), call((306, 267), 1))
+"""
+)
+
+
+def test_what_the_list_narrows_is_refused_for_real(box: Sandbox):
+    result = box.commands.run(["python3", "-c", NARROWED])
+    assert result.stdout.splitlines() == [
+        "new 1 38 38 1",
+        "machine 1 1 1",
+        "options 22 22 22 0",
+        "personality 0 1 0",
+        "files 1 1 1 1",
+        "reads True True",
+        "disks 0 0",
+    ], result.stderr
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="only x86_64 has calls of other numbers")
+@pytest.mark.parametrize("code", ["b827000040 0f05 c3", "b814000000 cd80 c3"], ids=["x32", "int80"])
+def test_calls_by_other_doors_end_their_process(box: Sandbox, code: str):
+    """getpid as x32 has it, and as programs of 32 bits do."""
+    script = f"""
+import ctypes, mmap
+room = mmap.mmap(-1, 4096, prot=7)
+room.write(bytes.fromhex("{code}"))
+ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(room)))()
+"""
+    result = box.commands.run(["python3", "-c", script])
+    assert (result.reason, result.exit_code) == ("signal", 128 + 31)
+
+
+@pytest.mark.skipif(not all(map(which, ("crun", "runc"))), reason="needs crun and runc")
+def test_every_runtime_gives_the_same_answers(create: Callable[..., Sandbox], substrate: str):
+    """By instructions of ours, or by a library's. Names that it is too old for are not there."""
+    if substrate == "function":
+        pytest.skip("has no runtime to choose")
+    boxes = [create(substrate=substrate, runtime=name) for name in ("crun", "runc")]
+    first, second = (box.commands.run(["python3", "-c", NARROWED]).stdout.splitlines() for box in boxes)
+    assert (len(first), first[1:]) == (7, second[1:])
