@@ -274,6 +274,7 @@ class AsyncSession:
         stdin: bytes | str = b"",
         on_stdout: OnOutput | None = None,
         on_stderr: OnOutput | None = None,
+        check: bool = False,
     ) -> CommandResult:
         """See `Session.run`. When cancelled, ends the command first."""
         async with self._turn:
@@ -282,11 +283,12 @@ class AsyncSession:
                 on_stdout=_in_loop(on_stdout), on_stderr=_in_loop(on_stderr),
             )  # fmt: skip
             try:
-                return await AsyncRunningCommand(command).wait()
+                result = await AsyncRunningCommand(command).wait()
             except asyncio.CancelledError:
                 command.kill()
                 await _uncancelled(partial(_wait_for_end, command))
                 raise
+        return checked(result, self._session.sandbox_id) if check else result
 
 
 class AsyncFiles:

@@ -45,6 +45,11 @@ class Commands:
         self._lock = threading.Lock()  # guards what follows
         self._running: dict[int, RunningCommand] = {}
 
+    @property
+    def sandbox_id(self) -> str:
+        """Whose commands they are."""
+        return self._channel.name
+
     def run(
         self,
         cmd: str | Sequence[str],

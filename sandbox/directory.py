@@ -215,12 +215,12 @@ def owner_of(state_dir: Path, sandbox_id: str) -> ProcessKey:
 
 def _tell_end(state_dir: Path, sandbox_id: str) -> NoReturn:
     """What the audit log knows of it. Reads all of the log, which is a matter of a second at most."""
-    reasons: tuple[GoneReason, ...] = get_args(GoneReason)
     for each in entries(state_dir):
         if (each.get("sandbox"), each.get("deed")) == (sandbox_id, "end"):
             text = f"sandbox {sandbox_id} has ended: {each.get('reason')}"
-            reason: GoneReason = next((name for name in reasons if name == each.get("reason")), "lost")
-            raise SandboxGone(text, reason=reason, hint="create a new one", sandbox_id=sandbox_id)
+            raise SandboxGone(
+                text, reason=_reason(each.get("reason")), hint="create a new one", sandbox_id=sandbox_id
+            )
     raise SandboxNotFound(
         f"there is no sandbox {sandbox_id} in {state_dir}",
         hint="`dockyard sandbox list` shows those that live; another state directory has others",
@@ -235,6 +235,14 @@ def _others(state_dir: Path) -> dict[ProcessKey, list[str]]:
         if record.owner != this_process() and _lives(record):
             owners.setdefault(record.owner, []).append(record.id)
     return owners
+
+
+def _reason(text: object) -> GoneReason:
+    """What the log says, which has more words than errors have."""
+    for known in get_args(GoneReason):
+        if known == text:
+            return known
+    return "lost"
 
 
 def _ask_for_all(owner: ProcessKey, ids: Sequence[str], state_dir: Path) -> list[SandboxStatus]:

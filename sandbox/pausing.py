@@ -47,6 +47,7 @@ class Freezer:
         if self._group is None:
             raise UnsupportedError(
                 "pausing needs cgroup version 2, and this process may make no groups of it",
+                capability="cgroups of version 2",
                 hint="mount it (also beside version 1), or let the host delegate a group",
             )
         with self._lock:

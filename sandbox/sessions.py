@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from threading import Lock
 
 from protocol.ids import new_id
+from sandbox.checking import checked
 from sandbox.commands import Commands
 from sandbox.feed import OnOutput
 from sandbox.files import Files
@@ -56,6 +57,11 @@ class Session:
         kind = "bash" if commands.shell.endswith("/bash") else "sh"
         self._script = _SCRIPT.format(save=_SAVE[kind])
 
+    @property
+    def sandbox_id(self) -> str:
+        """Whose session it is."""
+        return self._commands.sandbox_id
+
     def run(
         self,
         cmd: str,
@@ -65,6 +71,7 @@ class Session:
         stdin: bytes | str = b"",
         on_stdout: OnOutput | None = None,
         on_stderr: OnOutput | None = None,
+        check: bool = False,
     ) -> CommandResult:
         """Runs a command line in the session's shell; see `Commands.run`.
 
@@ -72,10 +79,11 @@ class Session:
         variables, functions and options. A command that is ended (timeout, kill) leaves what was there.
         """
         with self._lock:
-            return self.start(
+            result = self.start(
                 cmd, timeout_s=timeout_s, output_bytes=output_bytes, stdin=stdin, on_stdout=on_stdout,
                 on_stderr=on_stderr,
             ).wait()  # fmt: skip
+        return checked(result, self.sandbox_id) if check else result
 
     def start(
         self,

@@ -40,6 +40,7 @@ def choose(wish: LayerWish, state_dir: Path) -> LayerKind:
         return "memory"
     raise UnsupportedError(
         f"layer={wish!r} cannot be made on this host: {'; '.join(reasons)}",
+        capability="layer on disk",
         hint="leave layer out for one in memory, or see `dockyard doctor`",
     )
 

@@ -26,5 +26,6 @@ def check() -> None:
     if abi() < 1:
         raise UnsupportedError(
             "this kernel does not enforce Landlock, which every sandbox needs",
+            capability="landlock",
             hint="use Linux 5.13 or later with `landlock` in the `lsm=` list of its command line",
         )

@@ -130,3 +130,15 @@ def test_a_task_whose_tests_are_not_as_stated_is_refused(tmp_path, boxes):
     wrong = load_folder(folder(tmp_path / "wrong", bad="tests.test_calc::test_two"))
     with pytest.raises(NotAcceptedError, match=r"fail_to_pass states .*; found "):
         asyncio.run(prepare(wrong, tmp_path / "cache", boxes))
+
+
+def test_a_verdict_says_what_the_graders_host_lacked(task, boxes):
+    async def lacking():
+        box = await boxes("any", task.workspace)
+        await box.kill()
+        return box.shortfalls
+
+    expected = asyncio.run(lacking())
+    assert expected
+    assert judged(task, boxes, calc_py=RIGHT).shortfalls == expected
+    assert judged(task, boxes, calc_py=ATTACKS["leaves early"]).shortfalls == expected
