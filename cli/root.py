@@ -27,6 +27,7 @@ _COMMANDS = {
     "eval": "cli.evals:app",
     "model": "cli.models:app",
     "sandbox": "cli.sandboxes:app",
+    "node": "cli.node:app",
     "team": "cli.teams:app",
 }
 

@@ -74,22 +74,26 @@ def parse_hierarchies(mounts: str) -> list[tuple[Path, Literal[1, 2], frozenset[
     return found
 
 
-def find_hierarchies(mounts: Path = Path("/proc/mounts")) -> tuple[Hierarchy, ...]:
-    """Hierarchies in which this process may make groups. Empty for an ordinary user without delegation."""
-    return _usable(mounts.read_text(), os.geteuid())
+def find_hierarchies(mounts: Path = Path("/proc/mounts"), *, below: str = "") -> tuple[Hierarchy, ...]:
+    """Hierarchies in which this process may make groups, or may below a group. Empty for an ordinary user
+    without delegation."""
+    look = _usable.__wrapped__ if below else _usable  # what is below a group changes with those that make it
+    return look(mounts.read_text(), below, os.geteuid())
 
 
 @lru_cache(maxsize=8)
-def _usable(mounts: str, user: int) -> tuple[Hierarchy, ...]:
+def _usable(mounts: str, below: str, user: int) -> tuple[Hierarchy, ...]:
     """By a user, who may do the same with the same mounts."""
     del user
     found: list[Hierarchy] = []
     for root, version, options in parse_hierarchies(mounts):
         if version == 1 and options.isdisjoint(CONTROLLERS):
             continue
-        if not os.access(root, os.W_OK):
+        if not os.access(root / below, os.W_OK):
             continue
-        names = options if version == 1 else frozenset((root / "cgroup.controllers").read_text().split())
+        names = options
+        if version == 2:
+            names = frozenset((root / below / "cgroup.controllers").read_text().split())
         controllers: frozenset[Controller] = frozenset(name for name in CONTROLLERS if name in names)
         if controllers or version == 2:
             found.append(Hierarchy(root, version, controllers))
@@ -110,8 +114,10 @@ def gaps(hierarchies: Sequence[Hierarchy]) -> tuple[str, ...]:
 
 
 def state_key(state_dir: Path) -> str:
-    """The STATE part of a group's path: the same for every process that uses this directory."""
-    return _digest(state_dir)
+    """The STATE part of a group's path: the same for every process that uses this directory, and with the
+    user's id where that is not root."""
+    key = _digest(state_dir)
+    return key if os.geteuid() == 0 else f"u{os.geteuid()}x{key}"
 
 
 @lru_cache(maxsize=64)

@@ -17,6 +17,7 @@ from sandbox import cgroups
 from sandbox.egress import links, service
 from sandbox.guard.node import missing as missing_guard
 from sandbox.guard.node import shared_guard
+from sandbox.helper import hierarchies_of, shared_helper
 from sandbox.layers.choice import choose
 from sandbox.limits import Asked, LimitName, settle
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
@@ -28,6 +29,7 @@ from sandbox.substrates.container import RUNTIMES
 
 Status = Literal["enforced", "degraded", "missing", "unverified"]
 _PATIENCE_S = 20.0
+_WITH_ROOT = "run as root, or have root run `dockyard node helper` for this user"
 _OTHER_RUNTIMES = ("youki", "runsc", "kata-runtime")
 
 
@@ -55,6 +57,7 @@ def probe(*, state_dir: Path | None = None, toolkit: Path | None = None) -> tupl
     lacking = [each.name for each in needed if each.status != "enforced"]
     return (
         *needed,
+        *_helper(state),
         _user_namespaces(),
         _overlay(),
         _disk_layer(state),
@@ -65,7 +68,7 @@ def probe(*, state_dir: Path | None = None, toolkit: Path | None = None) -> tupl
         *(_oci_runtime(name) for name in RUNTIMES),
         *(_other_runtime(name) for name in _OTHER_RUNTIMES if shutil.which(name) is not None),
         *(_cgroup(name, state) for name in cgroups.CONTROLLERS),
-        _socket_memory(),
+        _socket_memory(state),
         *(_substrate(name, state, tools, lacking) for name in SUBSTRATES),
         _egress(state, tools, lacking),
         _routing(),
@@ -88,6 +91,21 @@ def _toolkit(toolkit: Path) -> Capability:
     if done is None or done.returncode != 0:
         return Capability("toolkit", "missing", f"no working interpreter with pytest at {toolkit}", cost, fix)
     return Capability("toolkit", "enforced", f"Python {done.stdout.split()[0]} with pytest at {toolkit}")
+
+
+def _helper(state: Path) -> tuple[Capability, ...]:
+    """Asks it for a state's cgroups. Root needs none."""
+    if os.geteuid() == 0:
+        return ()
+    cost = "no cgroups, no ids of their own and no network for this user's sandboxes"
+    fix = f"as root: dockyard node helper --user {os.geteuid()}"
+    try:
+        found = shared_helper(state)
+    except DockyardError as error:
+        return (Capability("helper", "missing", error.message, cost, fix),)
+    if found is None:
+        return (Capability("helper", "missing", "root runs none for this user", cost, fix),)
+    return (Capability("helper", "enforced", f"it handed over {len(found.hierarchies())} trees of cgroups"),)
 
 
 def _user_namespaces() -> Capability:
@@ -206,7 +224,7 @@ def _bubblewrap() -> Capability:
         "bubblewrap",
         "missing",
         _reason(done),
-        "no substrate 'function', the only one for ordinary users",
+        "no substrate 'function', the one with the fewest needs",
         "apt-get install bubblewrap",
     )
 
@@ -243,8 +261,8 @@ def _cgroup(name: cgroups.Controller, state: Path) -> Capability:
         "cpu": "one sandbox can take every core",
     }[name]
     status: Status = "degraded" if name == "pids" else "missing"
-    fix = "run as root, or let the host delegate a cgroup with this controller"
-    hierarchy = next((each for each in cgroups.find_hierarchies() if name in each.controllers), None)
+    fix = _WITH_ROOT
+    hierarchy = next((each for each in hierarchies_of(state) if name in each.controllers), None)
     if hierarchy is None:
         return Capability(f"cgroup {name}", status, "no writable hierarchy has this controller", cost, fix)
     key = cgroups.state_key(state)
@@ -268,12 +286,12 @@ def _cgroup(name: cgroups.Controller, state: Path) -> Capability:
     return Capability(f"cgroup {name}", "enforced", f"version {hierarchy.version} at {hierarchy.root}")
 
 
-def _socket_memory() -> Capability:
+def _socket_memory(state: Path) -> Capability:
     """Never whole: the kernel counts buffers of data, but not every queue of a socket."""
-    title, hierarchies = "socket memory", cgroups.find_hierarchies()
+    title, hierarchies = "socket memory", hierarchies_of(state)
     cost = "what a sandbox sends and nobody reads counts as nobody's memory"
     if "memory" not in cgroups.enforceable(hierarchies):
-        fix = "run as root, or let the host delegate a cgroup with this controller"
+        fix = _WITH_ROOT
         return Capability(title, "missing", "no writable hierarchy counts memory", cost, fix)
     if cgroups.gaps(hierarchies):
         detail = "version 1 without memory.kmem.tcp.limit_in_bytes"
@@ -374,7 +392,7 @@ def _substrate(name: SubstrateName, state: Path, toolkit: Path, lacking: Sequenc
     if not result.ok:
         return Capability(title, "missing", f"a command ended with {result.reason}", cost)
     if degraded:
-        return Capability(title, "degraded", degraded, "", "run as root for limits by cgroup")
+        return Capability(title, "degraded", degraded, "", _WITH_ROOT)
     return Capability(title, "enforced", "a sandbox was made, ran a command and was removed")
 
 

@@ -6,9 +6,10 @@ import socket
 import struct
 import subprocess
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from sandbox.errors import StartError
 from sandbox.sealed import sealed_copy
@@ -16,6 +17,9 @@ from sandbox.substrates.base import DETACHED, LaunchPlan
 from sandbox.wire import FRAME_BYTES, WIRE_VERSION, Kind, decode
 
 HELLO_PATIENCE_S = 20.0
+Adopt = Callable[[int, socket.socket | None], None]
+"""Gives the user namespace of a process ids, and its network a link; with a socket of that, for a
+resolver."""
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _FAILURE_BYTES = 4096
 # For bubblewrap and the runtimes; a sandbox's commands never see it.
@@ -36,13 +40,15 @@ class Handed:
     """Descriptors of what launch does not make itself; they stay the caller's."""
 
     network: int | None = None  # namespace that it enters; None: it makes one with nothing but a loopback
+    linked: bool = False  # in which whoever adopts it puts a link
     layer: int | None = None  # mount of the writable layer; None: it mounts a tmpfs
     content: int | None = None  # directory with what the layer holds at first; None: nothing
     content_ids: int = 0  # the first id in it
 
     def words(self) -> list[str]:
         """As options of launch."""
-        words = ["--no-network"] if self.network is None else ["--network", str(self.network)]
+        words = ["--linked" if self.linked else "--no-network"]
+        words = words if self.network is None else ["--network", str(self.network)]
         words += [] if self.layer is None else ["--layer", str(self.layer)]
         if self.content is not None:
             words += ["--content", str(self.content), "--content-ids", str(self.content_ids)]
@@ -60,10 +66,11 @@ def launch(
     sandbox_id: str,
     handed: Handed,
     meanwhile: Callable[[], None],
+    adopt: Adopt | None = None,
     patience_s: float = HELLO_PATIENCE_S,
 ) -> Launched:
-    """Starts it, calls `meanwhile`, and waits for init's hello. Blocks for milliseconds, and as long as its
-    content takes to copy; `patience_s` at most.
+    """Starts it, calls `meanwhile` and `adopt`, and waits for init's hello. Blocks for milliseconds, and as
+    long as its content takes to copy; `patience_s` at most.
 
     Raises StartError with the launcher's own words when it does not come up, and then leaves nothing running.
     """
@@ -72,12 +79,15 @@ def launch(
         on_failure.callback(ours.close)
         # Before anything is sent: the kernel adds the sender's pid only for one who has asked already.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        with theirs, _memory_file(b"") as errors:
-            process = _spawn(init, plan, handed, theirs, errors)
+        adopter = None if adopt is None else _Adopter(adopt)
+        with theirs, adopter or nullcontext(), _memory_file(b"") as errors:
+            process = _spawn(init, plan, handed, theirs, errors, adopter=adopter)
             theirs.close()  # or the stream would not end with the sandbox
             on_failure.callback(_end, process)
             meanwhile()
             try:
+                if adopter is not None:
+                    adopter.serve(process.pid, patience_s)
                 init_pid = _await_hello(ours, patience_s)
             except (OSError, ValueError) as error:
                 _end(process)
@@ -88,8 +98,48 @@ def launch(
     return Launched(process, ours, init_pid)
 
 
+class _Adopter:
+    """The socket on which a launcher in a user namespace of its own asks for ids. A context manager."""
+
+    def __init__(self, adopt: Adopt) -> None:
+        self._adopt = adopt
+        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ours.close()
+        self._theirs.close()
+
+    def words(self) -> list[str]:
+        """As options of launch."""
+        return ["--adopter", str(self._theirs.fileno())]
+
+    def fds(self) -> tuple[int, ...]:
+        """What is handed over."""
+        return (self._theirs.fileno(),)
+
+    def serve(self, pid: int, patience_s: float) -> None:
+        """Waits until it asks, and lets it go on once it is adopted. ValueError, OSError, and what adopting
+        raises."""
+        self._theirs.close()
+        self._ours.settimeout(patience_s)
+        data, fds, _, _ = socket.recv_fds(self._ours, FRAME_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            raise ValueError("its launcher ended before it had ids")
+        self._adopt(pid, socket.socket(fileno=fds[0]) if fds else None)
+        self._ours.send(b"\0")
+
+
 def _spawn(
-    init: Path, plan: LaunchPlan, handed: Handed, control: socket.socket, errors: int
+    init: Path,
+    plan: LaunchPlan,
+    handed: Handed,
+    control: socket.socket,
+    errors: int,
+    *,
+    adopter: "_Adopter | None",
 ) -> subprocess.Popen[bytes]:
     given = {"--control": control.fileno()}
     with ExitStack() as files:
@@ -103,13 +153,14 @@ def _spawn(
         if plan.is_sealed and (program := sealed_copy(plan.program[0])) is not None:
             given["--program"] = program
         options = [word for option, fd in given.items() for word in (option, str(fd))]
+        options += [] if adopter is None else adopter.words()
         return subprocess.Popen(
             [str(init), "launch", *options, *plan.options, *handed.words(), "--", *plan.program],
             stdin=nothing,
             stdout=errors,
             stderr=errors,
             env=_LAUNCH_ENV,
-            pass_fds=(*given.values(), *handed.fds()),
+            pass_fds=(*given.values(), *handed.fds(), *(() if adopter is None else adopter.fds())),
         )
 
 

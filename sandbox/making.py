@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,21 +12,23 @@ from protocol.ids import new_id
 from sandbox import cgroups
 from sandbox.audit_log import SandboxLog, of_limits, policy_digest
 from sandbox.covers import Covers, covers_of
-from sandbox.egress.service import shared_egress
+from sandbox.egress.helped import HelpedEgress, Uplink, shared_uplink
+from sandbox.egress.service import Egress
 from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.guard.node import Guard, shared_guard
+from sandbox.helper import Helper, shared_helper
 from sandbox.images import Image, prepare_image
-from sandbox.launcher import HELLO_PATIENCE_S, Handed, Launched, launch
+from sandbox.launcher import HELLO_PATIENCE_S, Adopt, Handed, Launched, launch
 from sandbox.layers.choice import choose
 from sandbox.limits import LAYER_IN_MEMORY, LimitName, Limits, settle
 from sandbox.orders import Order
 from sandbox.ownership import Ownership
 from sandbox.places import INIT_BINARY
-from sandbox.policy import Policy, Protection, apparmor, apparmor_profiles, landlock
+from sandbox.policy import Network, Policy, Protection, apparmor, apparmor_profiles, landlock
 from sandbox.policy.apparmor import Profile
 from sandbox.refusal_log import RefusalLog
 from sandbox.shortfalls import tell_once
-from sandbox.snapshots import FIRST_ID, Content, Snapshot
+from sandbox.snapshots import FIRST_ID, NOT_OURS, Content, Snapshot
 from sandbox.substrates import find_substrate
 from sandbox.substrates.base import HOSTNAME, UIDS_A_SANDBOX, Blueprint, LaunchPlan
 from sandbox.substrates.container import is_unverified
@@ -33,6 +36,7 @@ from sandbox.turns import turns_to_make
 
 # Uids that no distribution hands out to people or services, and that nspawn uses for the same purpose.
 _FIRST_UID, _LAST_UID = 0x00080000, FIRST_ID
+_FIRST_ADOPTED = 1  # in the launcher's user namespace, to which a helper has given ids
 _SLOW_BYTES_A_S, _SLOW_FILES_A_S = 10 << 20, 1000
 _LIMITED_WITHOUT_CGROUPS: frozenset[LimitName] = frozenset({"pids", "disk"})  # by rlimit, by tmpfs
 
@@ -71,7 +75,7 @@ class Made:
     image: Image
     ownership: Ownership
     launched: Launched
-    first_id: int  # of its ids on the host
+    first_id: int  # of its ids on the host; NOT_OURS where the owner may not read what they have
     layer_at: Path
     log: SandboxLog
     refusals: RefusalLog
@@ -99,8 +103,9 @@ def _make(order: Order, content: Content | None) -> Made:
     if "landlock" in rules.protections:
         landlock.check()
     network = rules.first_network
-    uplink = None if network is None else order.egress or shared_egress(state)
-    hierarchies = cgroups.find_hierarchies()
+    helper = shared_helper(state)
+    uplink = None if network is None else order.egress or shared_uplink(state, helper)
+    hierarchies = cgroups.find_hierarchies() if helper is None else helper.hierarchies()
     profile = _profile(rules, state)
     guard = _guard(rules, hierarchies)
     info = SandboxInfo(
@@ -110,7 +115,11 @@ def _make(order: Order, content: Content | None) -> Made:
         limits=settle(
             order.limits,
             cgroups.enforceable(hierarchies) | _LIMITED_WITHOUT_CGROUPS,
-            (*cgroups.gaps(hierarchies), *(f"{name} is off, as asked" for name in sorted(rules.without))),
+            (
+                *cgroups.gaps(hierarchies),
+                *_gaps(order, helper),
+                *(f"{name} is off, as asked" for name in sorted(rules.without)),
+            ),
             choose(order.limits.layer, state),
         ),
         policy=rules,
@@ -124,7 +133,7 @@ def _make(order: Order, content: Content | None) -> Made:
     if content is not None and content.snapshot is not None:
         _check_fit(content.snapshot, info)
     prepared = prepare_image(order.image, state_dir=state, init=INIT_BINARY, toolkit=order.toolkit)
-    first_id = _fresh_uid() if _is_privileged() else 0
+    first_id = _fresh_uid() if _is_privileged() else _FIRST_ADOPTED if helper is not None else 0
     plan = _plan(order, info, prepared, hierarchies, first_id, covers=covers_of(rules, prepared))
     ownership = Ownership(
         info.id,
@@ -139,7 +148,8 @@ def _make(order: Order, content: Content | None) -> Made:
     try:
         ownership.create(info.limits)
         handed = Handed(
-            network=ownership.connect(uplink, network) if uplink and network else None,
+            network=ownership.connect(uplink, network) if isinstance(uplink, Egress) and network else None,
+            linked=isinstance(uplink, HelpedEgress),
             layer=ownership.layer.mount,
             content=None if content is None else content.directory,
             content_ids=0 if content is None else content.first_id,
@@ -150,17 +160,19 @@ def _make(order: Order, content: Content | None) -> Made:
             sandbox_id=info.id,
             handed=handed,
             meanwhile=lambda: ownership.limit(info.limits),
+            adopt=None if helper is None else _adopt_by(helper, ownership, uplink, network),
             patience_s=HELLO_PATIENCE_S if content is None else _copy_patience_s(info.limits),
         )
         ownership.note_processes(launched)
         layer_at = Path(f"/proc/{launched.process.pid}", plan.layer_at(info.limits.layer))
         log = SandboxLog(state, info.id)
         log.write("create", **_about(info))
+        known_id = first_id if helper is None else NOT_OURS
         refusals = RefusalLog(log)
         if ownership.connection is not None:
             ownership.connection.refusals.watcher = refusals
         tell_once((*info.shortfalls, *(f"{each} is unverified" for each in info.unverified)))
-        return Made(order, info, prepared, ownership, launched, first_id, layer_at, log, refusals)
+        return Made(order, info, prepared, ownership, launched, known_id, layer_at, log, refusals)
     except BaseException:
         if launched is not None:
             launched.control.close()  # upon which init ends, and the launcher with it
@@ -192,6 +204,7 @@ def _plan(
     *,
     covers: Covers,
 ) -> LaunchPlan:
+    is_adopted = first_id == _FIRST_ADOPTED
     groups = cgroups.plan_groups(hierarchies, cgroups.state_key(order.state_dir), info.id)
     blueprint = Blueprint(
         id=info.id,
@@ -199,7 +212,9 @@ def _plan(
         limits=info.limits,
         owner_uid=first_id,
         privileged=_is_privileged(),
-        cgroups=tuple(group.path for group in groups),
+        cgroups=() if is_adopted else tuple(group.path for group in groups),
+        num_ids=UIDS_A_SANDBOX if first_id else 1,
+        is_adopted=is_adopted,
         pids_by_rlimit="pids" not in cgroups.enforceable(hierarchies),
         protections=info.policy.protections,
         profile=info.profile,
@@ -210,6 +225,24 @@ def _plan(
         covers=covers,
     )
     return find_substrate(info.substrate).plan(blueprint)
+
+
+def _adopt_by(helper: Helper, ownership: Ownership, uplink: Uplink | None, network: Network | None) -> Adopt:
+    """What the launcher waits for once it has namespaces."""
+
+    def adopt(pid: int, resolver: socket.socket | None) -> None:
+        ownership.adopt(helper, pid)
+        if isinstance(uplink, HelpedEgress) and network is not None and resolver is not None:
+            ownership.connect_adopted(uplink, network, pid, resolver)
+
+    return adopt
+
+
+def _gaps(order: Order, helper: Helper | None) -> tuple[str, ...]:
+    """What an ordinary user without a helper does not get."""
+    if order.substrate != "container" or _is_privileged() or helper is not None:
+        return ()
+    return ("ids are one here: there is no user inside but 0, who is this user outside",)
 
 
 def _copy_patience_s(limits: Limits) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from sandbox.egress.service import Egress
+from sandbox.egress.helped import Uplink
 from sandbox.errors import InvalidArgument
 from sandbox.limits import Asked
 from sandbox.policy import Policy
@@ -23,7 +23,7 @@ class Order:
     state_dir: Path
     toolkit: Path
     runtime: str | None = None
-    egress: Egress | None = None
+    egress: Uplink | None = None
     snapshot: str | None = None
     hostname: str = HOSTNAME
     env: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # may be secret

@@ -1,14 +1,17 @@
 """What a sandbox has on the host: entered in the journal before it is made, and given back in full."""
 
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 from sandbox import cgroups
 from sandbox.egress.connection import Connection
+from sandbox.egress.helped import HelpedEgress
 from sandbox.egress.service import Egress
 from sandbox.errors import UnsupportedError
 from sandbox.guard.node import Guard
+from sandbox.helper import Helper
 from sandbox.journal import Journal, Record
 from sandbox.launcher import Launched
 from sandbox.layers.base import Layer, LayerSize
@@ -24,7 +27,8 @@ _END_PATIENCE_S = 5.0
 
 class Ownership:
     """One sandbox's cgroups, writable layer, network and journal entry. Its owner calls `create`, `connect`
-    (if there is a network), `limit`, `note_processes` and `release`, in this order, from any one thread at a
+    (if there is a network), `limit`, `adopt` and `connect_adopted` (where a helper does that),
+    `note_processes` and `release`, in this order, from any one thread at a
     time; `release` is right after any of them. `counters` is for any thread."""
 
     def __init__(
@@ -45,7 +49,8 @@ class Ownership:
         self._layers = MECHANISMS["memory"]
         self._state_dir = state_dir
         self.connection: Connection | None = None
-        self._egress: Egress | None = None
+        self._egress: Egress | HelpedEgress | None = None
+        self._helper: Helper | None = None
         self._journal = Journal(state_dir)
         self._state = cgroups.state_key(state_dir)
         roots = cgroups.mount_roots() if all_hierarchies else ()
@@ -87,6 +92,23 @@ class Ownership:
         self._journal.write(self._record)
         return self.connection.link.namespace
 
+    def adopt(self, helper: Helper, pid: int) -> None:
+        """Has the helper put a launcher into the cgroups and give its user namespace ids. Raises
+        CapacityError or StartError."""
+        self._helper = helper
+        helper.adopt(self._record.id, pid)
+
+    def connect_adopted(
+        self, egress: HelpedEgress, network: Network, pid: int, resolver: socket.socket
+    ) -> None:
+        """Guards the cgroups and links the launcher's network namespace, of which `resolver` is a socket.
+        Raises as `connect` does."""
+        group = self.groups.unified
+        if group is None:
+            raise UnsupportedError("a sandbox with a network needs cgroups of version 2")
+        self._egress = egress
+        self.connection = egress.connect_process(self._record.id, group, network, pid, resolver)
+
     def counters(self) -> cgroups.Counters:
         """How often limits have bitten so far, the network policy's and the guard's among them."""
         counters = self.groups.counters()
@@ -120,6 +142,8 @@ class Ownership:
         if self.connection is not None and self._egress is not None:
             self._egress.disconnect(self.connection)
             self._egress = None
+        if self._helper is not None:
+            self._helper.release(self._record.id)
         self._layers.remove(self.layer)
         for path in self._by_runtime:
             cgroups.remove_group(path)

@@ -38,3 +38,11 @@ def chosen_state_dir(state_dir: Path | str | None) -> Path:
 def default_toolkit(state_dir: Path) -> Path:
     """The toolkit that belongs to a state directory: beside it, since one toolkit serves several."""
     return state_dir.parent / "toolkit"
+
+
+def helper_socket(uid: int | None = None) -> Path:
+    """Where the helper with root listens for a user, by default this one: DOCKYARD_HELPER, else
+    /run/dockyard/helper-UID.sock. Only root can make one that is believed."""
+    if uid is None and (place := os.environ.get("DOCKYARD_HELPER")):
+        return Path(place)
+    return Path("/run/dockyard") / f"helper-{os.geteuid() if uid is None else uid}.sock"

@@ -15,7 +15,7 @@ from sandbox.audit_log import network_digest
 from sandbox.channel import Channel
 from sandbox.commands import Commands
 from sandbox.directory import Directory, IdleWish
-from sandbox.egress.service import Egress
+from sandbox.egress.helped import Uplink
 from sandbox.errors import InvalidArgument, SandboxError, SandboxGone, UnsupportedError, translated
 from sandbox.files import Files
 from sandbox.keys import Keys
@@ -90,7 +90,7 @@ class Sandbox:
         state_dir: Path | str | None = None,
         toolkit: Path | str | None = None,
         runtime: str | None = None,
-        egress: Egress | None = None,
+        egress: Uplink | None = None,
         layer: LayerWish = "auto",
         snapshot: Snapshot | str | None = None,
         key: str | None = None,

@@ -21,11 +21,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError
+from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError, UnsupportedError
 from sandbox.host_tree import remove_tree
 from sandbox.places import INIT_BINARY, default_state_dir
 
-FIRST_ID = 0x6FFF0000  # of all trees; sandboxes get lower ones
+FIRST_ID = 0x6FFF0000  # of all trees; sandboxes get others
+NOT_OURS = -1  # in the place of the first of a sandbox's ids: the owner is not root, and they are not his
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOO_MUCH = 3  # status of a copy that has reached its limit
 
@@ -72,7 +73,14 @@ class Source:
     @contextmanager
     def opened(self) -> Generator[Content]:
         """As content of another sandbox's layer, which is to be read while this one does not change. A
-        sandbox that is killed lets its processes go on for a moment: whoever has read it checks again."""
+        sandbox that is killed lets its processes go on for a moment: whoever has read it checks again.
+        UnsupportedError where its files are not this user's to read."""
+        if self.first_id == NOT_OURS:
+            raise UnsupportedError(
+                f"sandbox {self.sandbox_id} has ids of its own, whose files an ordinary user cannot copy",
+                hint="snapshots and forks of such sandboxes are root's to make",
+                sandbox_id=self.sandbox_id,
+            )
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self.check()  # its launcher, by which this was found, was not another process yet

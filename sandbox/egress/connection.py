@@ -34,9 +34,11 @@ GRACE_NS = 30_000_000_000  # beyond an answer's time, for whoever has it and has
 class Services(Protocol):
     """What connections share."""
 
-    fence: Fence
     resolver: Resolver
     clock: Clock
+
+    @property
+    def fence(self) -> Fence: ...
 
 
 class Connection:
@@ -54,9 +56,10 @@ class Connection:
         self._stop_names: Callable[[], None] = lambda: None
         services.fence.replace(sandbox, compile_table(rules_of(network)))
 
-    def start(self) -> None:
-        """Opens the link and serves names. OSError when it cannot."""
-        listener = run_in(self.link.namespace, _listen)
+    def start(self, listener: socket.socket | None = None) -> None:
+        """Opens the link and serves names, on a socket of the namespace where one is given, which is taken
+        over. OSError when it cannot."""
+        listener = listener or run_in(self.link.namespace, _listen)
         self._stop_names = self._services.resolver.serve(listener, self)
         self._services.fence.open_link(self.link.ifindex, self.id, self.link.addresses)
 

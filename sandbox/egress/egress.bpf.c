@@ -61,9 +61,8 @@ struct counters {
     __u64 denied, unlogged, window_ns, in_window;
 };
 
-/* The host end of a veth: whose it is, and where its packets may come from. */
-struct link {
-    struct identity identity;
+/* Where packets from the host end of a veth may come from. */
+struct home {
     struct address addresses[2];
 };
 
@@ -104,8 +103,16 @@ struct {
     __uint(max_entries, MAX_SANDBOXES);
     __uint(map_flags, BPF_F_NO_PREALLOC);
     __type(key, __u32); /* ifindex of the host end */
-    __type(value, struct link);
+    __type(value, struct identity);
 } links SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, MAX_SANDBOXES);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, __u32);
+    __type(value, struct home);
+} homes SEC(".maps");
 
 /* Of the cgroup that a program is attached to, for processes in groups below it as well. */
 struct {
@@ -118,6 +125,9 @@ struct {
     __uint(type, BPF_MAP_TYPE_RINGBUF);
     __uint(max_entries, LOG_BYTES);
 } events SEC(".maps");
+
+/* Not where a user writes them for whom the helper has loaded this: what entries say of denials is then not taken. */
+__u32 entries_are_ours;
 
 static __always_inline struct address mapped(__u32 version4) {
     return (struct address){{0, 0, bpf_htonl(0xffff), version4}};
@@ -181,7 +191,7 @@ static __always_inline const struct entry *find(const struct identity *who, stru
     struct allow_key key = {.length = 224, .generation = who->generation, .address = address};
     __builtin_memcpy(key.sandbox, &who->sandbox, sizeof key.sandbox);
     const struct entry *entry = bpf_map_lookup_elem(&allowed, &key);
-    if (!entry || entry->clear) return entry;
+    if (!entry || (entry->clear && entries_are_ours)) return entry;
     struct deny_key deny_key = {.length = 128, .address = address};
     const struct entry *deny = bpf_map_lookup_elem(&denied, &deny_key);
     return deny && matches(deny, port, protocol, false) ? NULL : entry;
@@ -329,11 +339,12 @@ static __always_inline bool same(const struct address *a, const struct address *
 SEC("tc") int wire(struct __sk_buff *skb) {
     __u32 ifindex = skb->ifindex;
     struct packet packet = {0};
-    const struct link *link = bpf_map_lookup_elem(&links, &ifindex);
-    if (!link || skb->vlan_present || !read_packet(skb, ETH_HLEN, &packet)) return TC_ACT_SHOT;
-    bool own = same(&packet.from, &link->addresses[0]) || same(&packet.from, &link->addresses[1]);
-    if (own && may_pass(&link->identity, &packet)) return TC_ACT_OK;
-    log(link->identity.sandbox, packet.to, packet.port, packet.protocol, WIRE);
+    const struct identity *who = bpf_map_lookup_elem(&links, &ifindex);
+    const struct home *home = bpf_map_lookup_elem(&homes, &ifindex);
+    if (!who || !home || skb->vlan_present || !read_packet(skb, ETH_HLEN, &packet)) return TC_ACT_SHOT;
+    bool own = same(&packet.from, &home->addresses[0]) || same(&packet.from, &home->addresses[1]);
+    if (own && may_pass(who, &packet)) return TC_ACT_OK;
+    log(who->sandbox, packet.to, packet.port, packet.protocol, WIRE);
     return TC_ACT_SHOT;
 }
 

@@ -11,11 +11,11 @@ import itertools
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from sandbox.egress.libbpf import ATTACH_TYPES, BpfObject, RingBuffer, load_library
+from sandbox.egress.libbpf import ATTACH_TYPES, BpfMap, BpfObject, RingBuffer, load_library
 from sandbox.egress.rules import (
     Ports,
     Prefix,
@@ -36,42 +36,49 @@ _HOOKS: tuple[Hook, ...] = ("connect", "send", "bind", "socket", "packet", "wire
 _EVENT = struct.Struct("=Q16sHBBI")
 _COUNTERS = struct.Struct("=QQQQ")
 _NO_RULES = 0  # generation
+MAPS = ("allowed", "attached", "counts", "events", "links")  # that owners write to or read
 _PROTOCOLS = {6: "tcp", 17: "udp", 1: "icmp", 58: "icmp6"}
 
 
 class Fence:
     """Programs and maps of this process, for all of its sandboxes. Thread-safe."""
 
-    def __init__(self, denied: Iterable[Rule], on_refusal: Callable[[int, Attempt], None]) -> None:
+    def __init__(
+        self,
+        denied: Iterable[Rule],
+        on_refusal: Callable[[int, Attempt], None],
+        maps: Mapping[str, int] | None = None,
+    ) -> None:
         """Loads and fills in what no policy overrides. OSError when the kernel refuses. `on_refusal` is
-        called from `drain`, with the sandbox's cgroup id."""
+        called from `drain`, with the sandbox's cgroup id. `maps`: descriptors of the maps of programs that
+        the helper has loaded, attaches, and fills in; they are this object's from now on."""
         self._denied = tuple(denied)
-        self._object = BpfObject(EGRESS_OBJECT)
+        self._given = dict(maps or {})
+        self._object = None if maps is not None else BpfObject(EGRESS_OBJECT)
         try:
-            names = ("allowed", "denied", "counts", "links", "attached", "events")
-            self._maps = {name: self._object.map(name) for name in names}
-            for prefix, ports in compile_table(self._denied, with_zones=False).items():
-                self._maps["denied"].set(pack_deny_key(prefix), pack_entry(ports))
+            self._maps = self._open_maps(self._object)
             self._log = RingBuffer(
                 self._maps["events"], load_library(), lambda sample: on_refusal(*_decode(sample))
             )
         except BaseException:
-            self._object.close()
+            self._let_go()
             raise
         self._lock = threading.Lock()  # guards what follows, and the log's reader
         self._generations = itertools.count(1)
         self._current: dict[int, tuple[int, set[Prefix]]] = {}
-        self._links: dict[int, tuple[int, bytes]] = {}  # ifindex and addresses
+        self._links: dict[int, int] = {}  # ifindex of each sandbox's
         self._closed = False
 
     def guard(self, group: Path) -> int:
         """Attaches every program to a cgroup, and returns its id. From now on all that is in it is refused,
-        but its own loopback. OSError when one cannot be attached."""
+        but its own loopback. OSError when one cannot be attached. Where the helper has attached them, this
+        enters the group and no more."""
         fd = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             sandbox = os.fstat(fd).st_ino
-            for name in ATTACH_TYPES:
-                self._object.attach(name, fd)
+            if self._object is not None:
+                for name in ATTACH_TYPES:
+                    self._object.attach(name, fd)
         finally:
             os.close(fd)
         key = struct.pack("=Q", sandbox)
@@ -82,13 +89,17 @@ class Fence:
     def watch_link(self, ifindex: int) -> None:
         """Puts the fence at the host end of a veth, whose namespace the calling thread is in: nothing passes
         until `open_link`."""
+        assert self._object is not None, "the helper watches its own links"
         self._object.attach_to_link("wire", ifindex)
 
     def open_link(self, ifindex: int, sandbox: int, addresses: tuple[Prefix, Prefix]) -> None:
         """Lets pass what the sandbox's rules allow, from its own addresses."""
         with self._lock:
             self._check_open()
-            self._links[sandbox] = (ifindex, b"".join(each.packed() for each in addresses))
+            if "homes" in self._maps:
+                home = b"".join(each.packed() for each in addresses)
+                self._maps["homes"].set(struct.pack("=I", ifindex), home)
+            self._links[sandbox] = ifindex
             self._write_identity(sandbox, self._current[sandbox][0])
 
     def replace(self, sandbox: int, table: Table) -> None:
@@ -143,7 +154,8 @@ class Fence:
             if self._closed:
                 return
             if (link := self._links.pop(sandbox, None)) is not None:
-                self._maps["links"].remove(struct.pack("=I", link[0]))
+                for name in self._maps.keys() & {"homes", "links"}:
+                    self._maps[name].remove(struct.pack("=I", link))
             self._maps["counts"].remove(key)
             if (current := self._current.pop(sandbox, None)) is not None:
                 self._remove(sandbox, *current)
@@ -168,8 +180,23 @@ class Fence:
         with self._lock:
             if not self._closed:
                 self._log.close()
-                self._object.close()
+                self._let_go()
             self._closed = True
+
+    def _open_maps(self, loaded: BpfObject | None) -> dict[str, BpfMap]:
+        if loaded is None:
+            return {name: BpfMap(load_library(), fd, name) for name, fd in self._given.items()}
+        maps = {name: loaded.map(name) for name in (*MAPS, "denied", "homes")}
+        for prefix, ports in compile_table(self._denied, with_zones=False).items():
+            maps["denied"].set(pack_deny_key(prefix), pack_entry(ports))
+        loaded.map(".bss").set(bytes(4), struct.pack("=I", 1))  # entries are this process's: `clear` holds
+        return maps
+
+    def _let_go(self) -> None:
+        if self._object is not None:
+            self._object.close()
+        for fd in self._given.values():
+            os.close(fd)
 
     def _allow(self, sandbox: int, generation: int, prefix: Prefix, ports: tuple[Ports, ...]) -> None:
         entry = pack_entry(ports, clear=is_clear(prefix, ports, self._denied))
@@ -179,7 +206,7 @@ class Fence:
         """At the wire and at the sockets; the old rules are there until both have the new ones."""
         identity = _identity(sandbox, generation)
         if (link := self._links.get(sandbox)) is not None:
-            self._maps["links"].set(struct.pack("=I", link[0]), identity + link[1])
+            self._maps["links"].set(struct.pack("=I", link), identity)
         self._maps["attached"].set(struct.pack("=Q", sandbox), identity)
 
     def _check_open(self) -> None:
@@ -191,6 +218,12 @@ class Fence:
         for prefix in prefixes:
             with suppress(OSError):
                 self._maps["allowed"].remove(pack_allow_key(sandbox, generation, prefix))
+
+
+def packed_denials(denied: Iterable[Rule]) -> bytes:
+    """As the helper takes them: keys and values of the map, one after the other."""
+    table = compile_table(denied, with_zones=False)
+    return b"".join(pack_deny_key(prefix) + pack_entry(ports) for prefix, ports in table.items())
 
 
 def _identity(sandbox: int, generation: int) -> bytes:

@@ -214,15 +214,20 @@ def _host_routes(name: str, addresses: tuple[str, str]) -> list[str]:
     return lines
 
 
-def _configure_inside(addresses: tuple[str, str]) -> None:
-    Path("/proc/sys/net/ipv6/conf/default/accept_ra").write_text("0")
-    Path("/proc/sys/net/ipv6/conf/eth0/accept_ra").write_text("0")
+def inside_lines(addresses: tuple[str, str]) -> list[str]:
+    """For `ip -batch` in a namespace that has got `eth0`: its addresses and its way out."""
     lines = ["link set lo up", "link set eth0 addrgenmode none", "link set eth0 up"]
     lines += [f"addr add {addresses[0]}/32 dev eth0", f"addr add {addresses[1]}/128 dev eth0 nodad"]
     for hop in _NEXT_HOPS:
         lines.append(f"neigh replace {hop} lladdr {_HOST_MAC} dev eth0 nud permanent")
         lines.append(f"route add default via {hop} dev eth0 onlink")
-    _run_batch(lines)
+    return lines
+
+
+def _configure_inside(addresses: tuple[str, str]) -> None:
+    Path("/proc/sys/net/ipv6/conf/default/accept_ra").write_text("0")
+    Path("/proc/sys/net/ipv6/conf/eth0/accept_ra").write_text("0")
+    _run_batch(inside_lines(addresses))
 
 
 def _delete(ifindex: int) -> None:

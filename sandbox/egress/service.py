@@ -12,7 +12,7 @@ from protocol.clock import Clock, SystemClock
 from sandbox import cgroups
 from sandbox.egress import links
 from sandbox.egress.connection import Connection
-from sandbox.egress.fence import Fence
+from sandbox.egress.fence import Fence, packed_denials
 from sandbox.egress.libbpf import load_library
 from sandbox.egress.resolver import Resolver
 from sandbox.egress.rules import EVERY_PORT, NOWHERE, Ports, Rule, prefix_of
@@ -97,7 +97,7 @@ class Egress:
         """Guards a sandbox's version 2 cgroup and gives it a link, before anything is in either: first all is
         refused, then the rules are entered, then the link is opened. `disconnect` undoes it. CapacityError or
         StartError when any of it fails; the sandbox must then not start."""
-        with ExitStack() as on_failure, _refusing("connecting a sandbox to the network", name):
+        with ExitStack() as on_failure, refusing("connecting a sandbox to the network", name):
             sandbox = self.fence.guard(group)
             on_failure.callback(self.fence.forget, sandbox)
             link = self._pool.claim()
@@ -166,6 +166,11 @@ def shared_egress(state_dir: Path) -> Egress:
         return _shared[state_dir]
 
 
+def node_denials() -> bytes:
+    """What no policy of any sandbox on this machine overrides, for the helper. StartError without `ip`."""
+    return packed_denials(_denials(_own_addresses(), CONTROL_PORTS))
+
+
 def first_nameserver(file: Path = _RESOLVERS_FILE) -> tuple[str, int] | None:
     """Of a resolv.conf; None where it names none."""
     try:
@@ -193,7 +198,7 @@ def _denials(own: Sequence[str], control_ports: Sequence[tuple[int, int]]) -> li
 
 
 @contextmanager
-def _refusing(doing: str, name: str) -> Generator[None]:
+def refusing(doing: str, name: str) -> Generator[None]:
     """An OSError of the block becomes a CapacityError or a StartError of phase `network`."""
     try:
         yield

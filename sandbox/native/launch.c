@@ -60,6 +60,8 @@ struct plan {
     bool drop, userns; /* become the owner; make a user namespace, for want of privilege */
     bool detached;     /* the program goes away once the sandbox runs, whose parent we are then */
     bool no_network;   /* make a network namespace with nothing but a loopback */
+    bool linked;       /* make one at once, for the adopter to put a link in */
+    int adopter;       /* socket of who maps ids and joins cgroups for our user namespace; -1 = it has our own id */
     int network;       /* or enter this one */
 };
 
@@ -91,6 +93,8 @@ static int read_plan(struct plan *plan, int argc, char **argv) {
         else if (!strcmp(option, "--detached")) plan->detached = true;
         else if (!strcmp(option, "--userns")) plan->userns = true;
         else if (!strcmp(option, "--no-network")) plan->no_network = true;
+        else if (!strcmp(option, "--linked")) plan->linked = true;
+        else if (!strcmp(option, "--adopter")) plan->adopter = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--network")) plan->network = atoi(next(&i, argc, argv));
         else if (!strcmp(option, "--skeleton")) plan->skeleton = next(&i, argc, argv);
         else if (!strcmp(option, "--layer-bytes")) plan->layer_bytes = next(&i, argc, argv);
@@ -139,22 +143,23 @@ static int open_place(const char *path) {
 
 /* Without privilege: a user namespace in which our own uid is 0, so that mounting is allowed. */
 static void enter_namespaces(const struct plan *plan) {
-    char map[64];
+    int user = plan->userns ? CLONE_NEWUSER : 0, network = plan->linked ? CLONE_NEWNET : 0;
     uid_t uid = geteuid();
     gid_t gid = getegid();
-    if (unshare(CLONE_NEWNS | (plan->userns ? CLONE_NEWUSER : 0)))
-        fail(plan->userns ? "make a user namespace" : "make namespaces");
-    if (plan->userns) {
-        write_text("/proc/self/setgroups", "deny");
-        snprintf(map, sizeof map, "0 %u 1", uid);
-        write_text("/proc/self/uid_map", map);
-        snprintf(map, sizeof map, "0 %u 1", gid);
-        write_text("/proc/self/gid_map", map);
-        lower_counts();
-    }
+    if (unshare(CLONE_NEWNS | user | network)) fail(user ? "make a user namespace" : "make namespaces");
+    if (network) start_loopback();
+    if (plan->adopter >= 0) await_adoption(plan->adopter, plan->linked);
+    else if (user) map_own_id(uid, gid);
+    if (user) lower_counts();
     if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL)) fail("make mounts private");
     if (plan->network >= 0 && setns(plan->network, CLONE_NEWNET)) fail("enter the network namespace");
     if (plan->network >= 0) start_loopback();
+}
+
+/* Covered by an empty file system: what a more powerful namespace has mounted cannot be taken away. */
+static void hide(const char *place) {
+    const char *options = "size=4k,nr_inodes=2,mode=555";
+    if (mount("dockyard", place, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, options)) fail("hide %s", place);
 }
 
 static void make_directory(const char *path, mode_t mode) {
@@ -307,7 +312,8 @@ static int run_and_stay(char **words, int program, int mounts) {
         become(words, program);
     }
     close(CONTROL_FD), close(PROGRAM_FD); /* the first's end is the sandbox's */
-    if (setns(mounts, CLONE_NEWNS)) fail("go back to the host's mounts");
+    /* from a user namespace there is no way back */
+    if (setns(mounts, CLONE_NEWNS) && errno != EPERM) fail("go back to the host's mounts");
     while (waitpid(runtime, &status, WNOHANG) == 0)
         if (sigwaitinfo(&awaited, NULL) == SIGUSR1) kill(runtime, SIGKILL);
     if (WIFEXITED(status) && WEXITSTATUS(status)) return WEXITSTATUS(status);
@@ -317,6 +323,7 @@ static int run_and_stay(char **words, int program, int mounts) {
 
 int launch(int argc, char **argv) {
     struct plan plan = {.control = -1, .config = -1, .filter = -1, .program = -1, .network = -1, .layer = -1, .content = -1};
+    plan.adopter = -1;
     int program = read_plan(&plan, argc, argv);
     if (program >= argc || plan.control < 0 || !plan.skeleton || !plan.layer_bytes || !plan.layer_inodes) {
         errno = EINVAL;
@@ -327,12 +334,11 @@ int launch(int argc, char **argv) {
     join_cgroups(&plan);
     lower_limits(); /* before there is a user namespace, which takes them over */
     enter_namespaces(&plan);
-    struct order order = {plan.no_network, plan.owner, plan.num_ids};
+    struct order order = {plan.no_network, plan.userns, plan.owner, plan.num_ids};
     struct maker maker = start_maker(&order);
     int skeleton = open_place(plan.skeleton);
     for (int i = 0; i < plan.num_binds; i++) plan.binds[i].fd = open_place(plan.binds[i].source);
-    for (int i = 0; i < plan.num_hidden; i++)
-        if (umount2(plan.hidden[i], MNT_DETACH)) fail("hide %s", plan.hidden[i]);
+    for (int i = 0; i < plan.num_hidden; i++) hide(plan.hidden[i]);
     int layer = mount_layer(&plan, skeleton);
     mount_image(&plan);
     if (plan.terminals) mount_terminals(plan.terminals);

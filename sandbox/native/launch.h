@@ -8,10 +8,14 @@
 void start_loopback(void);
 void lower_limits(void);
 void lower_counts(void);
+void map_own_id(uid_t uid, gid_t gid);
+/* Asks the owner for it, and waits; with `linked`, hands over a socket for a resolver */
+void await_adoption(int adopter, bool linked);
 void drop_to(uid_t uid);
 
 struct order {
     bool network;  /* one with nothing but a loopback */
+    bool within;   /* a user namespace of ours already */
     uid_t owner;   /* of the user namespace */
     uid_t num_ids; /* in it; 0 = none is to be made */
 };

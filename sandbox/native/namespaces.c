@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <net/if.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +37,32 @@ void lower_counts(void) {
     write_setting("/proc/sys/user/max_inotify_watches", "16384");
 }
 
+void map_own_id(uid_t uid, gid_t gid) {
+    char map[64];
+    write_text("/proc/self/setgroups", "deny");
+    snprintf(map, sizeof map, "0 %u 1", uid);
+    write_text("/proc/self/uid_map", map);
+    snprintf(map, sizeof map, "0 %u 1", gid);
+    write_text("/proc/self/gid_map", map);
+}
+
+static int open_resolver(void) {
+    struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons(53), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&place, sizeof place)) fail("make a socket for a resolver");
+    write_setting("/proc/sys/net/ipv6/conf/default/accept_ra", "0"); /* of the link, which is not there yet */
+    return fd;
+}
+
+/* From now on the user namespace has ids, and we are in cgroups. */
+void await_adoption(int adopter, bool linked) {
+    char byte;
+    int resolver = linked ? open_resolver() : -1;
+    send_message(adopter, 0, HELLO, WIRE_VERSION, 0, resolver);
+    if (read(adopter, &byte, 1) != 1) exit(125); /* the owner says why */
+    close(adopter), close(resolver);
+}
+
 /* The buffer sizes are what a connection may hold although the limit on socket memory is reached: the kernel
  * always grants each one a little, in proportion to these. */
 
@@ -58,7 +85,9 @@ static void lower_limit(int resource, rlim_t most) {
     if (setrlimit(resource, &limit)) fail("set a limit");
 }
 
+/* In a user namespace of ours our own id may be the only one, and it is there already. */
 void drop_to(uid_t uid) {
+    if (uid == geteuid()) return;
     if (setgroups(0, NULL) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid)) fail("become uid %u", uid);
 }
 
@@ -73,6 +102,8 @@ static void make_namespaces(const struct order *order, int ready, int finished) 
     if (order->network) start_loopback();
     if (order->num_ids) {
         drop_to(order->owner);
+        /* Or what is ours in /proc would be root's of the machine, whom a user namespace does not know. */
+        if (order->within && prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)) fail("show itself");
         if (unshare(CLONE_NEWUSER)) fail("make a user namespace");
     }
     if (write(ready, &byte, 1) != 1 || read(finished, &byte, 1) < 0) fail("hand over namespaces");

@@ -39,7 +39,7 @@ class Blueprint:
     id: str
     image: Image
     limits: Limits
-    owner_uid: int  # first of the sandbox's own uids on the host; 0 inside
+    owner_uid: int  # first of the sandbox's own uids, as the launcher sees it; 0 inside
     privileged: bool  # this process may mount and use other uids
     cgroups: tuple[Path, ...]  # to be joined before anything else happens
     pids_by_rlimit: bool  # no cgroup limits pids here
@@ -50,6 +50,8 @@ class Blueprint:
     hostname: str = HOSTNAME
     is_filled: bool = False  # its layer has content at first, in which another name may be written
     covers: Covers = field(default_factory=Covers)  # of the image
+    num_ids: int = UIDS_A_SANDBOX  # inside
+    is_adopted: bool = False  # without privilege, but somebody with it gives ids and joins the cgroups
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from sandbox.policy.seccomp import this_machine
 from sandbox.substrates.base import (
     BUNDLE_AT,
     DETACHED,
-    UIDS_A_SANDBOX,
     Blueprint,
     LaunchPlan,
     init_command,
@@ -20,6 +19,7 @@ from sandbox.substrates.base import (
 from sandbox.substrates.oci import oci_config
 
 RUNTIMES = ("crun", "runc")  # in order of preference: crun starts in a third of the time
+_CGROUPS_AT = Path("/sys/fs/cgroup")
 _STATE_AT = "/tmp/oci"  # the runtime's own state: in launch's mount namespace, gone with it
 
 
@@ -27,12 +27,9 @@ class ContainerSubstrate:
     """No capability, no new privileges, masked and read-only /proc, all namespaces its own."""
 
     def check(self, *, privileged: bool, runtime: str | None) -> None:
-        """Raises UnsupportedError without an OCI runtime, without root, or on a processor without a table of
-        system calls."""
-        if not privileged:
-            raise UnsupportedError(
-                "substrate 'container' needs root", hint="use substrate='function', which does not"
-            )
+        """Raises UnsupportedError without an OCI runtime, or on a processor without a table of system
+        calls."""
+        del privileged
         this_machine()
         find_runtime(runtime)
 
@@ -40,26 +37,27 @@ class ContainerSubstrate:
         """Launch mounts the root, has the runtime start the sandbox, and stays as its parent."""
         runtime = find_runtime(blueprint.runtime)
         name = Path(runtime).name
-        options = [*launch_options(blueprint), "--ids", str(UIDS_A_SANDBOX), DETACHED]
+        options = [*launch_options(blueprint), "--ids", str(blueprint.num_ids), DETACHED]
         program = [runtime, "--root", _STATE_AT]
         if name == "crun":
             # Launch has joined the groups; crun is to leave cgroups alone, and refuses to where it sees both
-            # versions, so it does not get to see the second.
+            # versions, so it does not get to see the second; in a user namespace none.
             program += ["--cgroup-manager=disabled", "run"]
-            if blueprint.hide_unified is not None:
-                options += ["--hide", str(blueprint.hide_unified)]
+            if (hidden := blueprint.hide_unified if blueprint.privileged else _CGROUPS_AT) is not None:
+                options += ["--hide", str(hidden)]
         else:
             program += ["run", "--detach"]
         program += ["--preserve-fds", "1", "--bundle", BUNDLE_AT, blueprint.id]
         cgroup = None if name == "crun" else _own_cgroup(blueprint)
         config = oci_config(
-            init_command(blueprint), owner_uid=blueprint.owner_uid, cgroup=cgroup,
+            init_command(blueprint), owner_uid=blueprint.owner_uid, num_ids=blueprint.num_ids, cgroup=cgroup,
             filtered="seccomp" in blueprint.protections, as_program=name == "crun",
             hostname=blueprint.hostname, covers=blueprint.covers,
         )  # fmt: skip
         is_crun = name == "crun"
+        everywhere = not is_crun and blueprint.privileged
         return LaunchPlan(
-            tuple(options), tuple(program), json.dumps(config), all_hierarchies=not is_crun, is_sealed=is_crun
+            tuple(options), tuple(program), json.dumps(config), all_hierarchies=everywhere, is_sealed=is_crun
         )
 
 
@@ -84,8 +82,9 @@ def is_unverified(runtime: str | None) -> bool:
 
 
 def _own_cgroup(blueprint: Blueprint) -> str | None:
-    """Below the sandbox's group, whose limits hold for all that is in it."""
-    if not blueprint.cgroups:
+    """Below the sandbox's group, whose limits hold for all that is in it. None without privilege: then the
+    runtime makes some where it may, below those that it is in, and goes without where it may not."""
+    if not blueprint.cgroups or not blueprint.privileged:
         return None
     state, sandbox_id = blueprint.cgroups[0].parts[-2:]
     return f"/dockyard/{state}/{sandbox_id}/runtime"

@@ -38,7 +38,7 @@ class FunctionSubstrate:
     def plan(self, blueprint: Blueprint) -> LaunchPlan:
         """Launch mounts the root, becomes the sandbox's uid, and runs bubblewrap as that."""
         options = [*launch_options(blueprint), "--terminals", str(TERMINALS)]
-        if blueprint.privileged:
+        if blueprint.privileged or blueprint.is_adopted:
             options.append("--drop")
         filtered = "seccomp" in blueprint.protections
         isolation = _isolation(filtered, blueprint.hostname, blueprint.covers)

@@ -23,15 +23,17 @@ def oci_config(
     *,
     owner_uid: int,
     cgroup: str | None,
+    num_ids: int = UIDS_A_SANDBOX,
     filtered: bool = True,
     as_program: bool = False,
     hostname: str = HOSTNAME,
     covers: Covers | None = None,
 ) -> dict[str, Any]:
-    """A bundle whose first process is `init`, with uids from `owner_uid` on. `cgroup` is the runtime's to
-    make; None where it is to make none. `as_program` gives the table of system calls as instructions, for
-    a runtime that takes them (crun), in place of the table, of which it would make them each time."""
-    ids = [{"containerID": 0, "hostID": owner_uid, "size": UIDS_A_SANDBOX}]
+    """A bundle whose first process is `init`, with `num_ids` uids from `owner_uid` on. `cgroup` is the
+    runtime's to make; None where it is to make none. `as_program` gives the table of system calls as
+    instructions, for a runtime that takes them (crun), in place of the table, of which it would make them
+    each time."""
+    ids = [{"containerID": 0, "hostID": owner_uid, "size": num_ids}]
     linux: dict[str, Any] = {
         "namespaces": [
             {"type": "user", "path": USER_NAMESPACE_AT},

@@ -1,21 +1,15 @@
-"""`function` for a user who is not root: no cgroups, no other uids, one more user namespace."""
+"""A user who is not root and has no helper: no cgroups, no other uids, one more user namespace."""
 
-import importlib.metadata
-import json
 import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from ordinary_user import User, user
+
+__all__ = ["user"]  # a fixture
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="every other test runs as an ordinary user here")
 
-NOBODY = 65534
-REPOSITORY = Path(__file__).parents[3]
-SCRIPT = r"""
+COMMON = r"""
 import json, sys
 from pathlib import Path
 from sandbox import Sandbox
@@ -35,86 +29,81 @@ while libc.inotify_init1(0) >= 0:
     taken += 1
 print(taken)
 '''
-state = Path(sys.argv[1]) / "state"
+state = Path(sys.argv[1])
 options = {"state_dir": state, "toolkit": sys.argv[2]}
-seen = {}
-with Sandbox.create(pids=32, disk_mb=8, **options) as box:
-    seen["degraded"] = [text.split()[0] for text in box.info.limits.degraded]
-    seen["python"] = box.commands.run("python3 -V").stdout
-    seen["id"] = box.commands.run("id -u; cat /proc/self/uid_map").stdout.split()
-    seen["bomb"] = box.commands.run(["python3", "-c", BOMB], timeout_s=1).reason
-    seen["left"] = box.commands.run(["ps", "-eo", "comm="]).stdout.split()
-    seen["full"] = box.commands.run("head -c 50M /dev/zero > big").stderr
-    seen["eater"] = box.commands.run(["python3", "-c", "bytearray(2 << 30)"]).stderr.splitlines()[-1]
-    seen["inotify"] = int(box.commands.run(["python3", "-c", INOTIFY]).stdout)
-    seen["root"] = box.commands.run("touch /x").exit_code
-    seen["interfaces"] = box.commands.run("cat /proc/net/dev").stdout.count(":")
+
+def look(**wishes):
+    seen = {}
+    with Sandbox.create(pids=32, disk_mb=8, **wishes, **options) as box:
+        seen["degraded"] = [text.split()[0] for text in box.info.limits.degraded]
+        seen["python"] = box.commands.run("python3 -V").stdout
+        seen["id"] = box.commands.run("id -u; cat /proc/self/uid_map").stdout.split()
+        seen["bomb"] = box.commands.run(["python3", "-c", BOMB], timeout_s=1).reason
+        seen["left"] = box.commands.run(["ps", "-eo", "comm="]).stdout.split()
+        seen["full"] = box.commands.run("head -c 50M /dev/zero > big; rm big").stderr
+        seen["eater"] = box.commands.run(["python3", "-c", "bytearray(2 << 30)"]).stderr.splitlines()[-1]
+        seen["inotify"] = int(box.commands.run(["python3", "-c", INOTIFY]).stdout)
+        seen["root"] = box.commands.run("touch /x").exit_code
+        seen["interfaces"] = box.commands.run("cat /proc/net/dev").stdout.count(":")
+        seen["kcore"] = box.commands.run("head -c 1 /proc/kcore | wc -c").stdout.strip()
+        power = "grep -E 'CapBnd|NoNewPrivs|Seccomp:' /proc/self/status"
+        seen["power"] = box.commands.run(power).stdout.split()
+        seen["mount"] = box.commands.run("unshare -m true").exit_code
+        box.files.write("/workspace/a", "text")
+        seen["file"] = box.files.read("/workspace/a").decode()
+        seen["devices"] = box.commands.run("echo x > /dev/null && head -c 4 /dev/zero | wc -c").stdout.strip()
+    return seen
+"""
+WHOLE = (
+    COMMON
+    + r"""
 refused = []
-for wish in ({"memory_mb": 64}, {"cpu": 1}, {"substrate": "container"}, {"layer": "disk"}):
+for wish in ({"memory_mb": 64}, {"cpu": 1}, {"substrate": "container", "memory_mb": 64}, {"layer": "disk"}):
     try:
         Sandbox.create(**wish, **options)
     except UnsupportedError as error:
         refused.append(str(error).split()[0])
-seen["refused"] = refused
+seen = {"function": look(), "refused": refused}
 seen["capabilities"] = {each.name: each.status for each in Sandbox.capabilities(**options)}
 audit = check_integrity(state)
 seen["clean"] = [list(audit.live), list(audit.leftovers), list(sweep(state))]
 print(json.dumps(seen))
 """
+)
+CONTAINER = COMMON + "print(json.dumps(look(substrate='container', runtime=sys.argv[3])))"
 
 
-@pytest.fixture
-def place(toolkit: Path) -> Iterator[Path]:
-    """Somewhere that anybody can read, with copies of what the script needs."""
-    root = Path(tempfile.mkdtemp(prefix="dockyard-test-"))
-    root.chmod(0o755)
-    shutil.copytree(toolkit, root / "toolkit", symlinks=True)
-    for name in ("protocol", "sandbox"):
-        shutil.copytree(REPOSITORY / name, root / "lib" / name)
-    for name in ("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"):
-        for file in importlib.metadata.distribution(name).files or ():
-            if ".." not in file.parts and "__pycache__" not in file.parts:
-                target = root / "lib" / file
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file.locate(), target)
-    (root / "home").mkdir()
-    os.chown(root / "home", NOBODY, NOBODY)
-    for path in (root / "lib").rglob("*"):
-        path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
-    yield root
-    shutil.rmtree(root)
-
-
-def test_an_ordinary_user_gets_what_the_host_can_enforce_and_is_told_the_rest(place: Path):
-    done = subprocess.run(
-        [place / "toolkit/bin/python3", "-B", "-c", SCRIPT, place / "home", place / "toolkit"],
-        env={
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-            "PYTHONPATH": str(place / "lib"),
-            "HOME": str(place / "home"),
-        },
-        user=NOBODY,
-        group=NOBODY,
-        extra_groups=[],
-        cwd=place / "home",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
-    assert seen["degraded"] == ["cpu", "memory"]
-    assert seen["python"].startswith("Python 3.")
-    assert seen["id"][:3] == ["0", "0", "0"]
+def check_common(seen: dict[str, object]) -> None:
+    assert str(seen["python"]).startswith("Python 3.")
+    assert seen["id"] == ["0", "0", "0", "1"]
     assert seen["bomb"] == "timeout"
-    assert "python3" not in seen["left"]
-    assert "No space left" in seen["full"]
+    assert "python3" not in seen["left"]  # pyright: ignore[reportOperatorIssue]
+    assert "No space left" in str(seen["full"])
     assert seen["eater"] == "MemoryError"
     assert seen["inotify"] == 64  # of its owner's own, of which there are mostly 128
     assert seen["root"] != 0
     assert seen["interfaces"] == 1
-    assert seen["refused"] == ["memory_mb=64", "cpu=1", "substrate", "layer='disk'"]
+    assert seen["file"] == "text"
+    assert seen["devices"] == "4"
+    assert seen["power"] == ["CapBnd:", "0" * 16, "NoNewPrivs:", "1", "Seccomp:", "2"]
+    assert seen["mount"] != 0
+
+
+def test_an_ordinary_user_gets_what_the_host_can_enforce_and_is_told_the_rest(user: User):
+    seen = user.run(WHOLE)
+    check_common(seen["function"])
+    assert seen["function"]["degraded"] == ["cpu", "memory"]
+    assert seen["refused"] == ["memory_mb=64", "cpu=1", "memory_mb=64", "layer='disk'"]
     assert seen["capabilities"]["substrate function"] == "degraded"
-    assert seen["capabilities"]["substrate container"] == "missing"
+    assert seen["capabilities"]["substrate container"] == "degraded"
     assert seen["capabilities"]["overlay"] == "enforced"
+    assert seen["capabilities"]["helper"] == "missing"
     assert seen["clean"] == [[], [], []]
+
+
+@pytest.mark.parametrize("runtime", ["crun", "runc"])
+def test_a_container_without_root_has_one_id_and_says_so(user: User, runtime: str):
+    seen = user.run(CONTAINER, runtime)
+    check_common(seen)
+    assert seen["degraded"] == ["cpu", "memory", "ids"]
+    assert seen["kcore"] == "0"

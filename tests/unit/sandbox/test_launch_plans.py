@@ -166,9 +166,34 @@ def test_a_missing_runtime_is_named():
         find_runtime("no-such-runtime")
 
 
-def test_container_needs_root():
-    with pytest.raises(UnsupportedError, match="needs root"):
-        find_substrate("container").check(privileged=False, runtime=None)
+def test_a_container_without_root_has_one_id_and_hides_cgroups_from_crun():
+    find_substrate("container").check(privileged=False, runtime=None)
+    blueprint = a_blueprint(
+        privileged=False, cgroups=(), pids_by_rlimit=True, owner_uid=0, num_ids=1, runtime="crun"
+    )
+    plan = find_substrate("container").plan(blueprint)
+    assert "--userns" in plan.options
+    assert ("--ids", "1") in pairwise(plan.options)
+    assert ("--hide", "/sys/fs/cgroup") in pairwise(plan.options)
+    assert plan.oci_config is not None
+    ids = json.loads(plan.oci_config)["linux"]["uidMappings"]
+    assert ids == [{"containerID": 0, "hostID": 0, "size": 1}]
+
+
+@pytest.mark.parametrize("name", ["function", "container"])
+def test_what_is_adopted_has_ids_of_its_own_in_a_user_namespace(name: str):
+    plan = find_substrate(name).plan(a_blueprint(privileged=False, cgroups=(), owner_uid=1, is_adopted=True))
+    assert "--userns" in plan.options
+    assert ("--owner", "1") in pairwise(plan.options)
+    assert ("--drop" in plan.options) == (name == "function")
+    assert (("--ids", "65536") in pairwise(plan.options)) == (name == "container")
+
+
+def test_runc_without_root_makes_cgroups_where_it_may():
+    plan = find_substrate("container").plan(a_blueprint(privileged=False, owner_uid=1, runtime="runc"))
+    assert plan.oci_config is not None
+    assert "cgroupsPath" not in json.loads(plan.oci_config)["linux"]
+    assert not plan.all_hierarchies
 
 
 def test_function_takes_no_runtime():

@@ -1,0 +1,142 @@
+"""Networks of an ordinary user's sandboxes: the helper makes links and fences, this process fills in the
+rules, sets up what is inside of the namespace, which is its own, and resolves names."""
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+from protocol.clock import Clock, SystemClock
+from sandbox.egress import links
+from sandbox.egress.connection import Connection
+from sandbox.egress.fence import Fence
+from sandbox.egress.resolver import Resolver
+from sandbox.egress.rules import prefix_of
+from sandbox.egress.service import Egress, first_nameserver, refusing, shared_egress
+from sandbox.errors import StartError, UnsupportedError
+from sandbox.helper import Helper
+from sandbox.policy import Network
+from sandbox.refusals import Attempt
+
+_PATIENCE_S = 20.0
+
+
+class HelpedEgress:
+    """Thread-safe. Close it when no sandbox needs it any more."""
+
+    def __init__(
+        self, helper: Helper, *, nameserver: tuple[str, int] | None = None, clock: Clock | None = None
+    ) -> None:
+        """`nameserver` as for `Egress`. UnsupportedError without libbpf or `ip` and `nsenter`."""
+        links.check_tools()
+        if shutil.which("nsenter") is None:
+            raise UnsupportedError(
+                "a sandbox with a network needs `nsenter`", hint="apt-get install util-linux"
+            )
+        self.helper, self.clock = helper, clock or SystemClock()
+        self._lock = threading.Lock()  # guards what follows
+        self._connections: dict[int, Connection] = {}
+        self._fence: Fence | None = None
+        self.resolver = Resolver(lambda: None, nameserver or first_nameserver(), self.clock)
+
+    @property
+    def fence(self) -> Fence:
+        """There is one as soon as a sandbox has been connected."""
+        assert self._fence is not None, "nothing is connected yet"
+        return self._fence
+
+    def connect_process(
+        self, name: str, group: Path, network: Network, pid: int, listener: socket.socket
+    ) -> Connection:
+        """Fences a sandbox's version 2 cgroup and gives the network namespace of a process, which is in a
+        user namespace of this user's, a link; names are served on `listener`, a socket of that namespace,
+        which is taken over. Blocks for some twenty milliseconds. `disconnect` undoes it. CapacityError or
+        StartError."""
+        with ExitStack() as on_failure, refusing("connecting a sandbox to the network", name):
+            on_failure.callback(listener.close)
+            linked = self.helper.link(name, pid)
+            fence = self._fence_of(linked.maps)
+            sandbox = fence.guard(group)
+            on_failure.callback(fence.forget, sandbox)
+            addresses = str(links.POOL_4[linked.number]), str(links.POOL_6[linked.number])
+            _set_up_inside(pid, links.inside_lines(addresses))
+            link = links.Link("", linked.ifindex, -1, (prefix_of(addresses[0]), prefix_of(addresses[1])))
+            connection = Connection(self, name, sandbox, link, network)
+            with self._lock:
+                self._connections[sandbox] = connection
+            on_failure.callback(self._forget, sandbox)
+            on_failure.callback(connection.close)
+            connection.start(listener)
+            on_failure.pop_all()
+        return connection
+
+    def disconnect(self, connection: Connection) -> None:
+        """Refuses everything; the link goes with what else the helper has for the sandbox. Idempotent."""
+        connection.close()
+        self._forget(connection.id)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.resolver.close()
+        if self._fence is not None:
+            self._fence.close()
+
+    def _fence_of(self, maps: dict[str, int]) -> Fence:
+        """The maps are the same ones each time, the descriptors are not."""
+        with self._lock:
+            if self._fence is None:
+                self._fence = Fence((), self._on_refusal, maps)
+                self.resolver.watch(self._fence.log_fileno(), self._fence.drain)
+            else:
+                for fd in maps.values():
+                    os.close(fd)
+            return self._fence
+
+    def _forget(self, sandbox: int) -> None:
+        with self._lock:
+            self._connections.pop(sandbox, None)
+
+    def _on_refusal(self, sandbox: int, attempt: Attempt) -> None:
+        with self._lock:
+            connection = self._connections.get(sandbox)
+        if connection is not None:
+            connection.refusals.add(attempt)
+
+
+def _set_up_inside(pid: int, lines: list[str]) -> None:
+    """As the root that this user is in the process's user namespace."""
+    words = [
+        "nsenter",
+        "--target",
+        str(pid),
+        "--user",
+        "--net",
+        "--preserve-credentials",
+        "ip",
+        "-batch",
+        "-",
+    ]
+    done = subprocess.run(
+        words, input="\n".join(lines), capture_output=True, text=True, check=False, timeout=_PATIENCE_S
+    )
+    if done.returncode != 0:
+        raise StartError(f"setting up a sandbox's network: {done.stderr.strip()}", phase="network")
+
+
+Uplink = Egress | HelpedEgress
+_shared: dict[Helper, HelpedEgress] = {}
+_lock = threading.Lock()  # guards it
+
+
+def shared_uplink(state_dir: Path, helper: Helper | None) -> Uplink:
+    """The one of this process and state directory, made at the first use: by the helper's hands where there
+    is one. UnsupportedError where this host cannot enforce a policy."""
+    if helper is None:
+        return shared_egress(state_dir)
+    with _lock:
+        if helper not in _shared:
+            _shared[helper] = HelpedEgress(helper)
+        return _shared[helper]

@@ -1,0 +1,164 @@
+"""An ordinary user's connection to the helper that root runs for him (sandbox/privileged): cgroups, ids and
+networks for his sandboxes. What it gives goes when the connection ends, however this process ends."""
+
+import json
+import os
+import select
+import socket
+import struct
+import threading
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandbox import cgroups
+from sandbox.errors import CapacityError, StartError
+from sandbox.places import helper_socket
+
+_PATIENCE_S = 30.0  # a link of each other process of this user's may come first
+_MOST_BYTES = 2048
+_PEER = struct.Struct("=iII")  # struct ucred: pid, uid, gid
+_MAPS = ("allowed", "attached", "counts", "events", "links")
+_LINK_ATTEMPTS = 8  # for an address that nobody else has drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A link's host end, the number of its addresses in the pools, and descriptors of the maps of its fence,
+    which are the receiver's."""
+
+    ifindex: int
+    number: int
+    maps: dict[str, int]
+
+
+class Helper:
+    """One connection, for one state directory. Thread-safe; each request blocks for its answer."""
+
+    def __init__(self, connection: socket.socket, state: str) -> None:
+        self._connection, self._state = connection, state
+        self._lock = threading.Lock()  # one request at a time
+        self._ask("open", state)
+
+    def hierarchies(self) -> tuple[cgroups.Hierarchy, ...]:
+        """Trees of cgroups in which this user may make groups of this state. StartError, CapacityError."""
+        below = f"{cgroups.TOP}/{self._state}"
+        if not (
+            found := cgroups.find_hierarchies(below=below)
+        ):  # or a sweep took the folder while it was empty
+            self._ask("open", self._state)
+            found = cgroups.find_hierarchies(below=below)
+        return found
+
+    def adopt(self, sandbox_id: str, pid: int) -> None:
+        """Puts a process, which is in a user namespace of its own without ids, into the sandbox's groups, and
+        gives the namespace ids: 0 is this user, 1 to 65,536 are nobody else's. StartError, CapacityError."""
+        process = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._ask("adopt", sandbox_id, process)
+        finally:
+            os.close(process)
+
+    def link(self, sandbox_id: str, pid: int) -> Linked:
+        """Fences the sandbox's cgroup and gives the network namespace of a process a link, through which
+        nothing passes yet. StartError, CapacityError."""
+        namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for attempt in range(_LINK_ATTEMPTS):
+                try:
+                    said, fds = self._ask("link", sandbox_id, namespace)
+                except StartError as error:
+                    if "File exists" not in error.message or attempt == _LINK_ATTEMPTS - 1:
+                        raise
+                else:
+                    return Linked(said["ifindex"], said["number"], dict(zip(_MAPS, fds, strict=True)))
+            raise AssertionError("unreachable")
+        finally:
+            os.close(namespace)
+
+    def release(self, sandbox_id: str) -> None:
+        """Gives back what is the sandbox's. Nothing there, or nobody there any more, is no error."""
+        with suppress(StartError, CapacityError):
+            self._ask("release", sandbox_id)
+
+    def is_there(self) -> bool:
+        """Whether the other end lives. Does not block."""
+        ears = select.poll()
+        with self._lock:
+            ears.register(self._connection, select.POLLIN)
+            return not ears.poll(0)  # nothing is said unasked
+
+    def close(self) -> None:
+        """Whatever was made through it ends."""
+        with self._lock:
+            self._connection.close()
+
+    def _ask(self, verb: str, name: str, *fds: int) -> tuple[dict[str, Any], list[int]]:
+        record = json.dumps({verb: name}).encode()
+        with self._lock:
+            try:
+                socket.send_fds(self._connection, [record], list(fds), socket.MSG_NOSIGNAL)
+                data, given, _, _ = socket.recv_fds(
+                    self._connection, _MOST_BYTES, len(_MAPS), socket.MSG_CMSG_CLOEXEC
+                )
+            except OSError as error:
+                data, given = b"", list[int]()
+                words = str(error)
+            else:
+                words = "it has ended, or serves as many processes as it can"
+        if not data:
+            raise _failed(f"the helper does not answer: {words}", name)
+        said: dict[str, Any] = json.loads(data)
+        if "refused" not in said:
+            return said, given
+        if said["refused"] == "full":
+            raise CapacityError(f"helper: {said['words']}", hint="end other sandboxes", sandbox_id=name)
+        raise _failed(f"helper: {said['refused']}: {said['words']}", name)
+
+
+def shared_helper(state_dir: Path) -> Helper | None:
+    """The connection of this process for this state directory, made at the first use and again when it has
+    ended. None for root, who needs none, and for a user whom no helper serves. StartError where it
+    refuses."""
+    if os.geteuid() == 0:
+        return None
+    state = cgroups.state_key(state_dir)
+    with _lock:
+        found = _shared.get(state)
+        if found is not None and not found.is_there():
+            _shared.pop(state).close()
+            found = None
+        if found is None and (connection := _connect(helper_socket())) is not None:
+            found = _shared[state] = Helper(connection, state)
+        return found
+
+
+_shared: dict[str, Helper] = {}
+_lock = threading.Lock()
+
+
+def hierarchies_of(state_dir: Path) -> tuple[cgroups.Hierarchy, ...]:
+    """Trees of cgroups in which this process may make groups for sandboxes of this state directory."""
+    helper = shared_helper(state_dir)
+    return cgroups.find_hierarchies() if helper is None else helper.hierarchies()
+
+
+def _connect(place: Path) -> socket.socket | None:
+    """None where nobody listens, or it is not root who does."""
+    with ExitStack() as on_failure:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        on_failure.callback(connection.close)
+        connection.settimeout(_PATIENCE_S)
+        with suppress(OSError):
+            connection.connect(str(place))
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            if _PEER.unpack(peer)[1] == 0:
+                on_failure.pop_all()
+                return connection
+    return None
+
+
+def _failed(words: str, name: str) -> StartError:
+    hint = "see what `dockyard node helper`, which root has started, says"
+    return StartError(words, phase="privilege", hint=hint, sandbox_id=name)

@@ -1,0 +1,92 @@
+"""Starts the helper with root for one user (sandbox/privileged): checks that what runs is root's, works out
+what the node denies to all sandboxes, and becomes it."""
+
+import os
+import pwd
+import socket
+import stat
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from sandbox.egress.service import node_denials
+from sandbox.errors import InvalidArgument, UnsupportedError
+from sandbox.places import EGRESS_OBJECT, helper_socket
+
+PROGRAM = Path(__file__).parent / "privileged"
+UNIT = """[Unit]
+Description=Dockyard: cgroups, ids and networks for the sandboxes of %i
+
+[Service]
+ExecStart={program} node helper --user %i
+Restart=on-failure
+KillMode=mixed
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def helper_words(uid: int, place: Path, denials: Path) -> list[str]:
+    """The command that is the helper: an interpreter that takes nothing from environment, home or site."""
+    interpreter = str(Path(sys.executable).resolve())  # not the one of an environment, which may be anybody's
+    return [interpreter, "-I", "-S", str(PROGRAM), str(place), str(uid), str(EGRESS_OBJECT), str(denials)]
+
+
+def run_helper(user: str, place: Path | None = None) -> NoReturn:
+    """Becomes the helper for that user, a name or a number; it listens at `place`, by default where that
+    user's sandboxes look. Raises InvalidArgument, UnsupportedError."""
+    if os.geteuid() != 0:
+        raise UnsupportedError("the helper needs root", hint="start it as root, or by systemd (--unit)")
+    uid = find_uid(user)
+    parts = (sys.executable, os.__file__, EGRESS_OBJECT, *PROGRAM.glob("*.py"))
+    if (foreign := first_foreign(path for path in map(Path, parts) if path.exists())) is not None:
+        raise UnsupportedError(
+            f"{foreign} can be changed by others than root, who would run it",
+            hint="install the project where only root writes, and start the helper from there",
+        )
+    place = place or helper_socket(uid)
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+    _clear(place, user)
+    denials = place.with_suffix(".denials")
+    denials.write_bytes(node_denials())
+    command = helper_words(uid, place, denials)
+    os.execve(command[0], command, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+
+
+def find_uid(user: str) -> int:
+    """Of a name or a number. InvalidArgument for nobody, and for root, who needs no helper."""
+    try:
+        uid = int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise InvalidArgument(
+            f"user={user!r} is unknown", hint="use a name of /etc/passwd, or a number"
+        ) from None
+    if not 0 < uid < 1 << 31:
+        raise InvalidArgument(f"user={user!r} is no ordinary user", hint="root needs no helper")
+    return uid
+
+
+def first_foreign(paths: Iterable[Path]) -> Path | None:
+    """The first of these files and the folders above them that somebody else than root could replace."""
+    for path in paths:
+        for each in (path.resolve(), *path.resolve().parents):
+            info = each.stat()
+            is_open = info.st_mode & 0o022 and not (
+                stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
+            )
+            if info.st_uid != 0 or is_open:
+                return each
+    return None
+
+
+def _clear(place: Path, user: str) -> None:
+    """Of a helper that was killed. InvalidArgument where one runs."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        try:
+            probe.connect(str(place))
+        except OSError:
+            place.unlink(missing_ok=True)
+            return
+    raise InvalidArgument(f"a helper for {user} listens at {place}", hint="end it first")

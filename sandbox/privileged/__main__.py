@@ -1,0 +1,32 @@
+"""python -I sandbox/privileged SOCKET UID PROGRAMS DENIALS, as root: `dockyard node helper` runs it."""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import ModuleType
+
+# Of the project these files alone: the package above them would bring all of it.
+sys.modules["sandbox"] = package = ModuleType("sandbox")
+package.__path__ = [str(Path(__file__).resolve().parents[1])]
+
+from sandbox.privileged.server import Node  # noqa: E402 - after the package is what it is to be
+
+
+def main(place: str, uid: str, programs: str, denials: str) -> None:
+    """Serves until SIGTERM or Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: sys.exit())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(place)
+        Path(place).chmod(0o600)
+        os.chown(place, int(uid), -1)
+        listener.listen()
+        try:
+            Node(listener, int(uid), (programs, Path(denials).read_bytes())).serve()
+        finally:
+            Path(place).unlink()
+
+
+main(*sys.argv[1:])

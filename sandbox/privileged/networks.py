@@ -1,0 +1,95 @@
+"""The host end of a veth into a namespace that a user has made, and the egress programs there and at a
+cgroup. What is inside of the namespace is the user's to set up."""
+
+import ctypes
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from ctypes import c_char_p, c_int, c_uint64, c_void_p
+from ipaddress import IPv4Network, IPv6Network
+
+# As an owner who is root has them; sandbox/egress/links.py says why.
+_POOL_4, _POOL_6 = IPv4Network("198.18.0.0/15"), IPv6Network("fd6b:79d0:5bc1::/64")
+_HOST_MAC, _INNER_MAC = "02:64:6b:79:00:01", "02:64:6b:79:00:02"
+_AT_GROUP = ("egress", "sock_create", "bind4", "bind6", "connect4", "connect6", "sendmsg4", "sendmsg6")
+_KINDS = (1, 2, 8, 9, 10, 11, 14, 15)  # of these, in enum bpf_attach_type
+_AT_LINK, _ALLOW_MULTI = 46, 2  # BPF_TCX_INGRESS, of Linux 6.6
+_DENIAL_KEY, _DENIAL = 20, 156  # bytes
+
+
+class Programs:
+    """Over libbpf, with maps for one connection. Attached ones live with their group or link. OSError."""
+
+    def __init__(self, file: str, denials: bytes) -> None:
+        self._library = library = ctypes.CDLL("libbpf.so.1", use_errno=True)
+        for name in ("bpf_object__open_file", "bpf_object__find_program_by_name"):
+            getattr(library, name).restype = c_void_p
+        library.bpf_map_update_elem.argtypes = (c_int, c_char_p, c_char_p, c_uint64)
+        self._object = c_void_p(library.bpf_object__open_file(os.fsencode(file), None))
+        self._check(library.bpf_object__load(self._object) if self._object else -1, "load the programs")
+        for at in range(0, len(denials), _DENIAL):
+            self._write("denied", denials[at : at + _DENIAL_KEY], denials[at + _DENIAL_KEY : at + _DENIAL])
+
+    def close(self) -> None:
+        """Lets go of all that is not attached."""
+        self._library.bpf_object__close(self._object)
+
+    def map(self, name: str) -> int:
+        """Its descriptor, as long as this object lives."""
+        return self._check(self._library.bpf_object__find_map_fd_by_name(self._object, name.encode()), name)
+
+    def guard(self, group: int) -> None:
+        """Refuses everything in a cgroup (its folder's descriptor) until rules are there."""
+        for name, kind in zip(_AT_GROUP, _KINDS, strict=True):
+            self._attach(name, group, kind, _ALLOW_MULTI)
+
+    def make_link(self, namespace: int) -> tuple[str, int, int]:
+        """Name and ifindex of the host end, and the number of its addresses in the pools. Nothing passes
+        until there are rules, and never from other addresses. OSError, also where another has these."""
+        number, name = secrets.randbelow(_POOL_4.num_addresses - 2) + 1, f"dky{secrets.token_hex(5)}"
+        version4, version6 = _POOL_4[number], _POOL_6[number]
+        peer = f"peer name eth0 address {_INNER_MAC} netns /proc/self/fd/{namespace}"
+        routes = [f"link set {name} addrgenmode none", f"link set {name} up"]
+        for address in (version4, version6):
+            neighbour = f"neigh replace {address} lladdr {_INNER_MAC} dev {name} nud permanent"
+            routes += [f"route add {address} dev {name}", neighbour]
+        try:
+            _ip([f"link add {name} address {_HOST_MAC} type veth {peer}"], namespace)
+            ifindex = socket.if_nametoindex(name)
+            home = bytes(10) + b"\xff\xff" + version4.packed + version6.packed
+            self._write("homes", ifindex.to_bytes(4, sys.byteorder), home)
+            self._attach("wire", ifindex, _AT_LINK, 0)
+            _ip(routes)
+        except BaseException:
+            remove_link(name)
+            raise
+        return name, ifindex, number
+
+    def _attach(self, name: str, target: int, kind: int, flags: int) -> None:
+        found = c_void_p(self._library.bpf_object__find_program_by_name(self._object, name.encode()))
+        program = self._library.bpf_program__fd(found)
+        self._check(self._library.bpf_prog_attach(program, target, kind, flags), f"attach {name}")
+
+    def _write(self, name: str, key: bytes, value: bytes) -> None:
+        self._check(self._library.bpf_map_update_elem(self.map(name), key, value, 0), f"write to {name}")
+
+    def _check(self, done: int, doing: str) -> int:
+        if done < 0:
+            raise OSError(ctypes.get_errno(), f"{doing}: {os.strerror(ctypes.get_errno())}")
+        return done
+
+
+def remove_link(name: str) -> None:
+    """Both ends. Nothing there is no error."""
+    with suppress(OSError):
+        _ip([f"link delete {name}"])
+
+
+def _ip(lines: list[str], *fds: int) -> None:
+    words, text = ["ip", "-batch", "-"], "\n".join(lines).encode()
+    done = subprocess.run(words, input=text, capture_output=True, timeout=20, pass_fds=fds, check=False)
+    if done.returncode != 0:
+        raise OSError(f"ip: {done.stderr.decode()}")
