@@ -1,47 +1,33 @@
 """What this host can do for sandboxes, found by trying each thing rather than by looking for it."""
 
-import errno
 import os
 import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from protocol.errors import DockyardError
 from protocol.ids import new_id
 from sandbox import cgroups
-from sandbox.egress import links, service
+from sandbox.capability import Capability, Status
+from sandbox.doctor_egress import probe_egress, probe_routing
 from sandbox.guard.node import missing as missing_guard
 from sandbox.guard.node import shared_guard
 from sandbox.helper import hierarchies_of, shared_helper
 from sandbox.layers.choice import choose
 from sandbox.limits import Asked, LimitName, settle
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
-from sandbox.policy import Destination, Network, Policy, apparmor, apparmor_profiles, landlock
+from sandbox.policy import apparmor, apparmor_profiles, landlock
 from sandbox.refusals import Attempt
 from sandbox.sandbox import Sandbox
 from sandbox.substrates import SUBSTRATES, SubstrateName
 from sandbox.substrates.container import RUNTIMES
 
-Status = Literal["enforced", "degraded", "missing", "unverified"]
 _PATIENCE_S = 20.0
 _WITH_ROOT = "run as root, or have root run `dockyard node helper` for this user"
 _OTHER_RUNTIMES = ("youki", "runsc", "kata-runtime")
-
-
-@dataclass(frozen=True, slots=True)
-class Capability:
-    """One protection or tool. `cost` is what one goes without where it is not enforced, `fix` the way out."""
-
-    name: str
-    status: Status
-    detail: str
-    cost: str = ""
-    fix: str = ""
 
 
 def probe(*, state_dir: Path | None = None, toolkit: Path | None = None) -> tuple[Capability, ...]:
@@ -70,8 +56,8 @@ def probe(*, state_dir: Path | None = None, toolkit: Path | None = None) -> tupl
         *(_cgroup(name, state) for name in cgroups.CONTROLLERS),
         _socket_memory(state),
         *(_substrate(name, state, tools, lacking) for name in SUBSTRATES),
-        _egress(state, tools, lacking),
-        _routing(),
+        probe_egress(state, tools, lacking),
+        probe_routing(),
     )
 
 
@@ -101,11 +87,20 @@ def _helper(state: Path) -> tuple[Capability, ...]:
     fix = f"as root: dockyard node helper --user {os.geteuid()}"
     try:
         found = shared_helper(state)
+        detail = "" if found is None else f"it handed over {len(found.hierarchies())} trees of cgroups"
     except DockyardError as error:
         return (Capability("helper", "missing", error.message, cost, fix),)
-    if found is None:
+    if not detail:
         return (Capability("helper", "missing", "root runs none for this user", cost, fix),)
-    return (Capability("helper", "enforced", f"it handed over {len(found.hierarchies())} trees of cgroups"),)
+    return (Capability("helper", "enforced", detail),)
+
+
+def _hierarchies(state: Path) -> tuple[cgroups.Hierarchy, ...]:
+    """None where the helper refuses, which is said elsewhere."""
+    try:
+        return hierarchies_of(state)
+    except DockyardError:
+        return ()
 
 
 def _user_namespaces() -> Capability:
@@ -262,7 +257,7 @@ def _cgroup(name: cgroups.Controller, state: Path) -> Capability:
     }[name]
     status: Status = "degraded" if name == "pids" else "missing"
     fix = _WITH_ROOT
-    hierarchy = next((each for each in hierarchies_of(state) if name in each.controllers), None)
+    hierarchy = next((each for each in _hierarchies(state) if name in each.controllers), None)
     if hierarchy is None:
         return Capability(f"cgroup {name}", status, "no writable hierarchy has this controller", cost, fix)
     key = cgroups.state_key(state)
@@ -288,7 +283,7 @@ def _cgroup(name: cgroups.Controller, state: Path) -> Capability:
 
 def _socket_memory(state: Path) -> Capability:
     """Never whole: the kernel counts buffers of data, but not every queue of a socket."""
-    title, hierarchies = "socket memory", hierarchies_of(state)
+    title, hierarchies = "socket memory", _hierarchies(state)
     cost = "what a sandbox sends and nobody reads counts as nobody's memory"
     if "memory" not in cgroups.enforceable(hierarchies):
         fix = _WITH_ROOT
@@ -304,74 +299,6 @@ def _socket_memory(state: Path) -> Capability:
         f"a hostile sandbox may hold up to {queue_bytes >> 10} KiB a socket beyond its limit",
         "lower pids, a thousand sockets each, or net.core.rmem_default",
     )
-
-
-# In a network of its own: an address that is allowed and where nobody listens, and one that is not allowed.
-_ALLOWED, _REFUSED = "192.0.2.1", "192.0.2.2"
-_TRY_BOTH = f"""
-import socket
-for address in ("{_ALLOWED}", "{_REFUSED}"):
-    with socket.socket() as one:
-        one.settimeout({_PATIENCE_S})
-        print(one.connect_ex((address, 9)))
-"""
-
-
-def _egress(state: Path, toolkit: Path, lacking: Sequence[str]) -> Capability:
-    """Connects a sandbox to a network made for this, and has it try an allowed and another address."""
-    title, cost = "egress policy", "sandboxes with a network are refused; network='none' needs nothing of it"
-    if lacking:
-        return Capability(title, "unverified", f"needs {' and '.join(lacking)}", cost)
-    try:
-        service.check()
-        uplink = links.new_namespace()
-        try:
-            links.configure(uplink, ["link set lo up", f"address add {_ALLOWED}/32 dev lo"])
-            said = _try_both(state, toolkit, Path(f"/proc/self/fd/{uplink}"))
-        finally:
-            os.close(uplink)
-    except DockyardError as error:
-        return Capability(title, "missing", error.message, cost, error.hint)
-    except OSError as error:
-        return Capability(title, "missing", str(error), cost)
-    if said.split() != [str(errno.ECONNREFUSED), str(errno.EPERM)]:
-        return Capability(title, "missing", f"connecting gave {' and '.join(said.split())}", cost)
-    return Capability(title, "enforced", "an allowed address was reached, another was refused by the kernel")
-
-
-def _try_both(state: Path, toolkit: Path, uplink: Path) -> str:
-    allowed = Destination.model_validate({"to": _ALLOWED, "ports": [9]})
-    egress = service.Egress(state, uplink=uplink, num_spare=0)
-    try:
-        with Sandbox.create(
-            policy=Policy(network=Network(destinations=(allowed,))), egress=egress, state_dir=state,
-            toolkit=toolkit,
-        ) as sandbox:  # fmt: skip
-            return sandbox.commands.run(["python3", "-c", _TRY_BOTH], timeout_s=_PATIENCE_S).stdout
-    finally:
-        egress.close()
-
-
-def _routing() -> Capability:
-    """Whether this machine passes on what sandboxes send: it does not change that by itself."""
-    title, names = "egress routing", ("ipv4/ip_forward", "ipv6/conf/all/forwarding")
-    off = [name for name in names if _setting(Path("/proc/sys/net", name)) != "1"]
-    if not off:
-        return Capability(title, "unverified", "this machine forwards; answers need a route or masquerading")
-    return Capability(
-        title,
-        "degraded",
-        f"net.{' and net.'.join(name.replace('/', '.') for name in off)} are off",
-        "networked sandboxes reach this machine's own addresses and no other",
-        f"sysctl -w net.ipv4.ip_forward=1, and masquerade {links.POOL_4}",
-    )
-
-
-def _setting(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _holds(path: Path, value: str) -> bool:

@@ -15,6 +15,7 @@ import pytest
 from ordinary_user import NOBODY, User, groups_of_user, user
 from sandbox_internet import HOST, NAMESERVER, OTHER, REACH, Internet, wait_until
 
+from sandbox import Sandbox
 from sandbox.helper_start import PROGRAM
 from sandbox.processes import find_process
 
@@ -409,3 +410,55 @@ except OSError:
             if path.suffix == ".py" and path.stem[0] != "_"
         ),
     }
+
+
+CAPABILITIES = (
+    BEGIN
+    + r"""
+found = Sandbox.capabilities(state_dir=state, toolkit=toolkit)
+print(json.dumps({each.name: [each.status, each.detail] for each in found}))
+"""
+)
+
+
+def test_the_doctor_finds_what_the_helper_gives(user: User, internet: Internet):
+    with user.helped(inside=internet):
+        found = user.run(CAPABILITIES, inside=internet)
+    names = ("memory", "pids", "cpu")
+    for name in (
+        "helper",
+        "substrate container",
+        "substrate function",
+        *(f"cgroup {each}" for each in names),
+    ):
+        assert found[name][0] == "enforced", found[name]
+    assert found["egress policy"][0] == "enforced", found["egress policy"]
+    assert found["socket memory"][0] == "degraded"
+    assert found["layer on disk"][0] == "missing"
+    assert "helper" not in {each.name for each in Sandbox.capabilities(toolkit=user.root / "toolkit")}
+
+
+def test_the_command_runs_one_helper_for_a_user(user: User):
+    place = user.root / "by-command.sock"
+    words = [
+        sys.executable,
+        "-m",
+        "cli.main",
+        "node",
+        "helper",
+        "--user",
+        str(NOBODY),
+        "--socket",
+        str(place),
+    ]
+    with subprocess.Popen(words) as helper:
+        wait_until(lambda: place.exists() or helper.poll() is not None)
+        assert (place.stat().st_uid, place.stat().st_mode & 0o777) == (NOBODY, 0o600)
+        again = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (again.returncode, "end it first" in again.stderr) == (2, True)
+        helper.terminate()
+    assert helper.returncode == 0
+    assert not place.exists()
+    printed = subprocess.run([*words[:5], "--unit"], capture_output=True, text=True, check=True).stdout
+    assert "ExecStart=" in printed
+    assert " node helper --user %i" in printed

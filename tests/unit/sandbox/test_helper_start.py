@@ -1,0 +1,64 @@
+"""Who gets a helper, and what root is willing to run as one."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sandbox import helper_start
+from sandbox.errors import InvalidArgument, UnsupportedError
+from sandbox.helper_start import find_uid, first_foreign, helper_words
+from sandbox.places import helper_socket
+
+
+def test_a_user_is_a_name_or_a_number():
+    assert find_uid("nobody") == find_uid("65534") == 65534
+
+
+@pytest.mark.parametrize("user", ["no such user", "", "root", "0", "4294967295"])
+def test_who_is_no_ordinary_user_gets_none(user: str):
+    with pytest.raises(InvalidArgument, match="user="):
+        find_uid(user)
+
+
+def test_an_ordinary_user_cannot_start_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(helper_start.os, "geteuid", lambda: 1000)
+    with pytest.raises(UnsupportedError, match="needs root"):
+        helper_start.run_helper("nobody")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of root's are needed")
+def test_what_others_could_change_is_not_run(tmp_path: Path):
+    own = tmp_path / "own"
+    own.mkdir(mode=0o755)
+    program = own / "program.py"
+    program.write_text("")
+    program.chmod(0o644)
+    assert first_foreign([program]) is None
+    program.chmod(0o664)
+    assert first_foreign([program]) == program
+    program.chmod(0o644)
+    os.chown(own, 65534, 65534)
+    assert first_foreign([program]) == own
+    os.chown(own, 0, 0)
+    link = tmp_path / "link"
+    link.symlink_to(program)
+    assert first_foreign([link]) is None
+    own.chmod(0o1777)  # as /tmp: others may put files there, and not in the place of this one
+    assert first_foreign([program]) is None
+
+
+def test_its_interpreter_takes_nothing_from_its_surroundings():
+    words = helper_words(7, Path("/run/x.sock"), Path("/run/x.denials"))
+    assert words[1:3] == ["-I", "-S"]
+    assert not Path(words[0]).is_symlink()
+    assert words[4:6] == ["/run/x.sock", "7"]
+
+
+def test_a_user_looks_where_it_listens(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("DOCKYARD_HELPER", raising=False)
+    assert helper_socket(7) == Path("/run/dockyard/helper-7.sock")
+    assert helper_socket() == Path(f"/run/dockyard/helper-{os.geteuid()}.sock")
+    monkeypatch.setenv("DOCKYARD_HELPER", "/elsewhere")
+    assert helper_socket() == Path("/elsewhere")
+    assert helper_socket(7) == Path("/run/dockyard/helper-7.sock")
