@@ -17,7 +17,7 @@ from cli.environment import EnvOption, given_environment
 from cluster.config import load_config
 from cluster.state import StateFolder
 from protocol.errors import ResourceShortage
-from sandbox import Policy, Sandbox, SandboxStatus, Snapshots, sandboxes
+from sandbox import CommandResult, Policy, Sandbox, SandboxStatus, Snapshots, sandboxes
 from sandbox.audit import check_integrity, sweep
 from sandbox.audit_log import entries
 from sandbox.errors import InvalidArgument
@@ -25,6 +25,9 @@ from sandbox.layers import LayerWish
 from sandbox.limits import MIB
 
 SandboxId = Annotated[str, typer.Argument(metavar="ID", help="Of `dockyard sandbox list`.")]
+StdinFlag = Annotated[
+    bool, typer.Option("--stdin", "-i", help="Pass standard input, once it has ended; else there is none.")
+]
 
 app = typer.Typer(
     help="Sandboxes of this machine.",
@@ -57,10 +60,7 @@ def run_command(
         int | None, typer.Option(min=8, max=1 << 22, help="Processes and threads. Default: 128.")
     ] = None,
     env: EnvOption = None,
-    with_stdin: Annotated[
-        bool,
-        typer.Option("--stdin", "-i", help="Pass standard input, once it has ended; else there is none."),
-    ] = False,
+    with_stdin: StdinFlag = False,
     as_json: JsonFlag = False,
 ) -> int:
     """Run one command in a fresh sandbox without network, and remove it. Exits as the command does.
@@ -83,6 +83,35 @@ def run_command(
         result = box.commands.run(asked, timeout_s=timeout_s, stdin=stdin)
         if keep is not None:
             box.snapshot(keep)
+    return _told(result, as_json)
+
+
+@app.command("exec")
+def exec_command(
+    id: SandboxId,
+    command: Annotated[list[str], typer.Argument(help="The command, after `--`. One word runs in a shell.")],
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", min=0.1, help="Seconds; default: the policy's.")
+    ] = None,
+    cwd: Annotated[str, typer.Option(help="Where it starts.")] = "/workspace",
+    env: EnvOption = None,
+    with_stdin: StdinFlag = False,
+    as_json: JsonFlag = False,
+) -> int:
+    """Run one command in a sandbox that lives, whoever owns it. Exits as the command does; ends it when
+    interrupted.
+
+    Example: dockyard sandbox exec sbx-3f9a61c04be2d17 -- ls -l
+    """
+    box = sandboxes.attach(id, state_dir=_state_dir())
+    stdin = sys.stdin.buffer.read() if with_stdin else b""
+    asked = command if len(command) > 1 else command[0]
+    result = box.commands.run(asked, timeout_s=timeout_s, cwd=cwd, env=given_environment(env), stdin=stdin)
+    return _told(result, as_json)
+
+
+def _told(result: CommandResult, as_json: bool) -> int:
+    """Prints how a command ended, and returns what to exit with."""
     if as_json:
         texts = {"stdout": result.stdout, "stderr": result.stderr}
         rest = {k: v for k, v in asdict(result).items() if k not in ("stdout_bytes", "stderr_bytes")}

@@ -1,6 +1,7 @@
 """Sandboxes of one machine: create, run, files, kill. Start with `Sandbox.create`."""
 
 from sandbox.aio import AsyncSandbox
+from sandbox.attached import AttachedSandbox
 from sandbox.doctor import Capability
 from sandbox.egress.service import Egress
 from sandbox.entries import Entry
@@ -16,6 +17,7 @@ from sandbox.wire import TerminalSize
 
 __all__ = [
     "AsyncSandbox",
+    "AttachedSandbox",
     "Capability",
     "CommandResult",
     "Denial",

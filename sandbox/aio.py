@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from sandbox.checking import checked
-from sandbox.directory import IdleWish
 from sandbox.entries import Entry
 from sandbox.errors import CapacityError, SandboxGone
 from sandbox.feed import OnOutput
@@ -26,7 +25,7 @@ from sandbox.running import RunningCommand
 from sandbox.sandbox import Sandbox, SandboxInfo
 from sandbox.sessions import Session
 from sandbox.snapshots import Snapshot
-from sandbox.status import SandboxStatus
+from sandbox.status import IdleWish, SandboxStatus
 from sandbox.wire import TerminalSize
 
 P = ParamSpec("P")

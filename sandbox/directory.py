@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from errno import EACCES
 from pathlib import Path
-from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar, get_args
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, get_args
 
+from sandbox.answers import Asked, answer
+from sandbox.attached import AttachedSandbox, Line
 from sandbox.audit_log import entries
-from sandbox.door import Door, Request, ask
+from sandbox.door import Door, HasLeft, Request, ask
 from sandbox.errors import (
     AuthError,
     GoneReason,
@@ -27,24 +29,20 @@ from sandbox.errors import (
 from sandbox.journal import Journal, Record
 from sandbox.places import chosen_state_dir
 from sandbox.processes import ProcessKey, boot_id, this_process
-from sandbox.status import SandboxStatus, status_of
+from sandbox.status import IdleWish, SandboxStatus, status_of
 
 MAX_ENDED = 10_000  # of this process, that are remembered
-IdleWish = float | Literal["keep"] | None
 StateDir = Path | str | None  # None: the default one
 _ID = re.compile(r"sbx-[0-9a-f]{15}")
 
 
-class Member(Protocol):
+class Member(Asked, Protocol):
     """A sandbox of this process."""
 
     @property
     def id(self) -> str: ...
     @property
     def ended(self) -> SandboxGone | None: ...
-    def get_info(self) -> SandboxStatus: ...
-    def set_timeout(self, lifetime_s: float | None = None, *, idle_s: IdleWish = "keep") -> SandboxStatus: ...
-    def kill(self) -> None: ...
 
 
 T = TypeVar("T", bound=Member)
@@ -106,9 +104,19 @@ class Directory(Generic[T]):
             f"sandbox {sandbox_id} is owned by process {owner.pid}, and one process alone can hold its "
             "control socket",
             capability="connect from another process", sandbox_id=sandbox_id,
-            hint="run commands and move files in that process; `sandbox.sandboxes` looks at it, changes "
-            "its timeouts and kills it from here, as `dockyard sandbox` does",
+            hint="`sandbox.sandboxes.attach` gives what that process does for others: commands to their end, "
+            "files, timeouts, kill; what streams is for that process itself",
         )  # fmt: skip
+
+    def attach(self, sandbox_id: str, *, state_dir: StateDir = None) -> AttachedSandbox:
+        """One of any process of this user's: its owner does what is asked. Raises SandboxNotFound,
+        SandboxGone, AuthError, UnsupportedError."""
+        state = chosen_state_dir(state_dir)
+        is_own = self.find(state, _checked(sandbox_id)) is not None
+        owner = this_process() if is_own else owner_of(state, sandbox_id)
+        attached = AttachedSandbox(Line(sandbox_id, state, owner))
+        attached.get_info()
+        return attached
 
     def list(
         self, *, labels: Mapping[str, str] | None = None, state_dir: StateDir = None
@@ -158,27 +166,15 @@ class Directory(Generic[T]):
         request = {"do": deed, "id": sandbox_id, "state_dir": str(state), **words}
         return status_of(ask(owner, request))
 
-    def _answer(self, request: Request) -> Any:
-        """To another process. On the door's thread; what comes is checked as a caller's arguments are."""
+    def _answer(self, request: Request, has_left: HasLeft) -> Any:
+        """To another process, on a thread of its connection's."""
         state_dir = Path(str(request["state_dir"]))
         if request["do"] == "list":
             return [each.record() for each in self._own_statuses(state_dir)]
-        member = self.find(state_dir, str(request["id"]))
-        if member is None:
-            raise SandboxNotFound(
-                f"sandbox {request['id']} is not this process's", sandbox_id=str(request["id"])
-            )
-        match request["do"]:
-            case "info":
-                return member.get_info().record()
-            case "kill":
-                return _kill(member).record()
-            case "set_timeout":
-                lifetime_s, idle_s = _seconds(request["lifetime_s"]), request["idle_s"]
-                wish = "keep" if idle_s == "keep" else _seconds(idle_s)
-                return member.set_timeout(lifetime_s, idle_s=wish).record()
-            case other:
-                raise ValueError(f"{other!r} is no request")
+        sandbox_id = str(request["id"])
+        if (member := self.find(state_dir, sandbox_id)) is None:
+            raise SandboxNotFound(f"sandbox {sandbox_id} is not this process's", sandbox_id=sandbox_id)
+        return answer(member, str(request["do"]), request, has_left)
 
     def _own_statuses(self, state_dir: Path) -> Iterator[SandboxStatus]:
         for member in self.own(state_dir):
@@ -291,10 +287,3 @@ def _checked(sandbox_id: str) -> str:
     if not _ID.fullmatch(sandbox_id):
         raise InvalidArgument(f"id={sandbox_id!r} is no sandbox's", hint="such as sbx-3f9a61c04be2d17")
     return sandbox_id
-
-
-def _seconds(value: object) -> float | None:
-    """Raises TypeError for what is neither a number nor nothing."""
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-        return value
-    raise TypeError(f"{value!r} is no number of seconds")

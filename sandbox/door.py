@@ -1,10 +1,10 @@
 """How other processes of the same user reach the sandboxes of an owner: they ask it, and it answers.
 
-The owner alone holds its sandboxes' control sockets. One socket and one thread of the whole process serve
-all others: an abstract Unix socket, so nothing of it lies in a file system or is left by a process that is
-killed. The kernel vouches for both ends: the owner answers root and its own user, and whoever asks makes sure
-that it has the process of the journal before it, not one that has taken its name. One request a connection,
-a line of JSON each way.
+The owner alone holds its sandboxes' control sockets. One socket and one thread of the whole process wait for
+all others, and a thread more serves each that has come. It is an abstract Unix socket, so nothing of it lies
+in a file system or is left by a process that is killed. The kernel vouches for both ends: the owner answers
+root and its own user, and whoever asks makes sure that it has the process of the journal before it, not one
+that has taken its name. One request a connection, a line of JSON each way.
 """
 
 import json
@@ -17,17 +17,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from sandbox.errors import AuthError, SandboxError, UnsupportedError, error_of
+from sandbox.errors import AuthError, CapacityError, SandboxError, UnsupportedError, error_of
 from sandbox.processes import ProcessKey, this_process
 
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
-_PATIENCE_S = 10.0  # a kill may take as long as the kernel holds on to a cgroup
+PATIENCE_S = 10.0  # a kill may take as long as the kernel holds on to a cgroup
 _REQUEST_PATIENCE_S = 2.0  # for a request, so that nobody keeps others waiting
-_MAX_REQUEST_BYTES, _MAX_ANSWER_BYTES = 1 << 16, 1 << 26
-_BACKLOG, _AGAIN_S = 64, 0.1
+_MAX_REQUEST_BYTES, _MAX_ANSWER_BYTES = 1 << 25, 1 << 26
+_BACKLOG, _AGAIN_S, _MOST_AT_ONCE = 64, 0.1, 128
 
 Request = Mapping[str, Any]
-Answer = Callable[[Request], Any]  # in values of JSON; raises SandboxError
+HasLeft = Callable[[], bool]  # whoever asked
+Answer = Callable[[Request, HasLeft], Any]  # in values of JSON; raises SandboxError
 
 
 class Door:
@@ -37,6 +38,7 @@ class Door:
         self._answer = answer
         self._lock = threading.Lock()  # guards what follows
         self._opened_by: ProcessKey | None = None
+        self._room = _Room(_MOST_AT_ONCE)
 
     def open(self) -> bool:
         """The first time in a process: others are answered from now on, until it ends. False where the host
@@ -66,29 +68,65 @@ class Door:
             except OSError:  # no descriptor is free: whoever asks is told nothing, and may ask again
                 time.sleep(_AGAIN_S)
                 continue
-            with connection, suppress(OSError, ValueError):
-                connection.settimeout(_REQUEST_PATIENCE_S)
-                _send(connection, self._answered(connection))
+            connection.settimeout(_REQUEST_PATIENCE_S)
+            try:
+                _check_peer(connection)
+                self._room.take(connection, self._talk)
+            except SandboxError as error:
+                with connection, suppress(OSError):
+                    _send(connection, {"error": error.record()})
+
+    def _talk(self, connection: socket.socket) -> None:
+        """On a thread of the connection's."""
+        with connection, suppress(OSError, ValueError):
+            answer = self._answered(connection)
+            connection.settimeout(PATIENCE_S)
+            _send(connection, answer)
 
     def _answered(self, connection: socket.socket) -> dict[str, Any]:
         try:
-            if (uid := _peer(connection)[1]) not in (0, os.geteuid()):
-                raise AuthError(f"uid {uid} is not this owner's", hint="ask as its user, or as root")
-            return {"ok": self._answer(json.loads(_receive(connection, _MAX_REQUEST_BYTES)))}
+            request = json.loads(_receive(connection, _MAX_REQUEST_BYTES))
+            connection.settimeout(0)
+            return {"ok": self._answer(request, lambda: _has_left(connection))}
         except SandboxError as error:
             return {"error": error.record()}
         except Exception as error:  # a request that is none; the next one is another's
             return {"error": SandboxError(f"no request that is understood: {error!r}").record()}
 
 
-def ask(owner: ProcessKey, request: Request) -> Any:
-    """The owner's answer. Blocks for it, ten seconds at most.
+class _Room:
+    """For so many threads at a time."""
+
+    def __init__(self, most: int) -> None:
+        self._free = threading.BoundedSemaphore(most)
+
+    def take(self, connection: socket.socket, talk: Callable[[socket.socket], None]) -> None:
+        """CapacityError where there is none; the connection is then the caller's."""
+        if not self._free.acquire(blocking=False):
+            raise CapacityError("the owner answers as many others as it can", hint="ask again")
+        try:
+            threading.Thread(
+                target=self._run, args=(connection, talk), name="dockyard-answer", daemon=True
+            ).start()
+        except RuntimeError as error:
+            self._free.release()
+            raise CapacityError(f"the owner has no thread left: {error}", hint="ask again") from error
+
+    def _run(self, connection: socket.socket, talk: Callable[[socket.socket], None]) -> None:
+        try:
+            talk(connection)
+        finally:
+            self._free.release()
+
+
+def ask(owner: ProcessKey, request: Request, patience_s: float = PATIENCE_S) -> Any:
+    """The owner's answer. Blocks for it, `patience_s` at most.
 
     Raises what the owner raises; AuthError where it is another user's, UnsupportedError where it does not
     answer: it is in another network namespace, or has no descriptor left.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_PATIENCE_S)
+        connection.settimeout(patience_s)
         try:
             connection.connect(_name(owner))
             if _peer(connection)[0] != owner.pid:
@@ -116,6 +154,21 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(packed)
     return pid, uid
+
+
+def _check_peer(connection: socket.socket) -> None:
+    if (uid := _peer(connection)[1]) not in (0, os.geteuid()):
+        raise AuthError(f"uid {uid} is not this owner's", hint="ask as its user, or as root")
+
+
+def _has_left(connection: socket.socket) -> bool:
+    """Whether the other end is closed; the connection does not block."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _send(connection: socket.socket, value: Mapping[str, Any]) -> None:

@@ -185,7 +185,9 @@ class RunningCommand:
             if self.future.done():  # just now, or a watcher has raised it
                 return self.future.result()
             words = f"command {self.id} has not ended within {timeout_s} s, and runs on"
-            raise RequestTimeout(words, hint="wait again, or kill it", sandbox_id=self._channel.name) from error
+            raise RequestTimeout(
+                words, hint="wait again, or kill it", sandbox_id=self._channel.name
+            ) from error
 
     def kill(self) -> None:
         """Ends the command and all its processes; `wait` then gives reason `killed`. Does not block; nothing

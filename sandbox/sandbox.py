@@ -14,7 +14,7 @@ from protocol.clock import Clock, SystemClock
 from sandbox.audit_log import network_digest
 from sandbox.channel import Channel
 from sandbox.commands import Commands
-from sandbox.directory import Directory, IdleWish
+from sandbox.directory import Directory
 from sandbox.egress.helped import Uplink
 from sandbox.errors import InvalidArgument, SandboxError, SandboxGone, UnsupportedError, translated
 from sandbox.files import Files
@@ -30,7 +30,7 @@ from sandbox.refusals import denials_since
 from sandbox.results import Denial
 from sandbox.sessions import Sessions
 from sandbox.snapshots import Snapshot, Snapshots, Source
-from sandbox.status import SandboxStatus, at
+from sandbox.status import IdleWish, SandboxStatus, at
 from sandbox.substrates.base import HOSTNAME
 
 if TYPE_CHECKING:

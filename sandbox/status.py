@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 State = Literal["running", "paused", "unknown"]
+IdleWish = float | Literal["keep"] | None  # None: it may be idle for as long as it lives
 
 
 @dataclass(frozen=True, slots=True)

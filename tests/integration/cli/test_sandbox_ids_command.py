@@ -48,7 +48,16 @@ def dockyard(home: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-def test_a_sandbox_is_listed_given_time_and_ended(owner: "tuple[str, subprocess.Popen[str]]", tmp_path: Path):
+def execute(home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", "sandbox", "exec", *words], capture_output=True, text=True,
+        env={**os.environ, "DOCKYARD_HOME": str(home), "TOKEN": "7"}, input="in\n", timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_a_sandbox_is_listed_used_given_time_and_ended(
+    owner: "tuple[str, subprocess.Popen[str]]", tmp_path: Path
+):
     sandbox_id, process = owner
     code, said, _ = dockyard(tmp_path, "list", "--label", "team=red")
     (seen,) = said["sandboxes"]
@@ -58,6 +67,10 @@ def test_a_sandbox_is_listed_given_time_and_ended(owner: "tuple[str, subprocess.
     code, said, _ = dockyard(tmp_path, "set-timeout", sandbox_id, "1000", "--idle", "0")
     assert (code, said["idle_s"], 1000 <= said["lifetime_s"] < 1200) == (0, None, True)
     assert dockyard(tmp_path, "info", sandbox_id)[1]["state"] == "running"
+    done = execute(
+        tmp_path, sandbox_id, "--env", "TOKEN", "-i", "--", "cat; echo $TOKEN; echo bad >&2; exit 5"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (5, "in\n7\n", "bad\n")
     code, said, _ = dockyard(tmp_path, "kill", sandbox_id)
     assert (code, [each["id"] for each in said["killed"]]) == (0, [sandbox_id])
     code, said, _ = dockyard(tmp_path, "info", sandbox_id)

@@ -3,17 +3,15 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from sandbox_owner import Owner, owned
 
 from sandbox import Sandbox, sandboxes
-from sandbox.audit import sweep
 from sandbox.audit_log import entries
 from sandbox.door import _name, ask
 from sandbox.errors import (
@@ -27,47 +25,13 @@ from sandbox.errors import (
 from sandbox.processes import ProcessKey, find_process, this_process
 
 Create = Callable[..., Sandbox]
-REPOSITORY = Path(__file__).parents[3]
 NOBODY = 65534
-OWNER = """
-import sys
-from sandbox import Sandbox
-state, toolkit = sys.argv[1:]
-box = Sandbox.create(
-    state_dir=state, toolkit=toolkit, labels={"team": "red"}, lifetime_s=600, env={"TOKEN": "canary"}
-)
-running = box.commands.start("sleep 600", timeout_s=600)
-print(box.id, flush=True)
-print(running.wait().reason, box.ended.reason, flush=True)
-sys.stdin.readline()
-"""
-
-
-class Owner:
-    """Another process with a sandbox."""
-
-    def __init__(self, state_dir: Path, toolkit: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", OWNER, str(state_dir), str(toolkit)], cwd=REPOSITORY, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        self.id = self.line()
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def end(self) -> None:
-        with self.process:
-            self.process.kill()
 
 
 @pytest.fixture
 def other(tmp_path: Path, toolkit: Path) -> Iterator[Owner]:
-    owner = Owner(tmp_path, toolkit)
-    yield owner
-    owner.end()
-    sweep(tmp_path)
+    with owned(tmp_path, toolkit) as owner:
+        yield owner
 
 
 def test_a_sandbox_is_found_again_by_its_id(create: Create, state_dir: Path):
@@ -167,7 +131,7 @@ def test_another_process_sees_it_and_cannot_use_it(other: Owner, tmp_path: Path)
     assert sandboxes.info(other.id, state_dir=tmp_path).labels == {"team": "red"}
     with pytest.raises(UnsupportedError, match=f"owned by process {other.process.pid}") as caught:
         Sandbox.connect(other.id, state_dir=tmp_path)
-    assert "in that process" in caught.value.hint
+    assert "sandboxes.attach" in caught.value.hint
 
 
 def test_another_process_gives_it_time_and_ends_it(other: Owner, tmp_path: Path):
@@ -198,7 +162,7 @@ def test_when_its_owner_has_died_it_is_lost(other: Owner, tmp_path: Path):
 def test_an_owner_that_is_stopped_is_listed_by_what_the_journal_knows(
     other: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("sandbox.door._PATIENCE_S", 0.2)
+    monkeypatch.setattr("sandbox.door.ask.__defaults__", (0.2,))
     os.kill(other.process.pid, 19)
     (seen,) = Sandbox.list(state_dir=tmp_path)
     assert (seen.id, seen.state, seen.end_at) == (other.id, "unknown", None)

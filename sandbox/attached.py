@@ -1,0 +1,137 @@
+"""A sandbox of another process: what is asked of it goes to its owner, which does it and answers.
+
+The owner stays the only reader of the control socket, so both may work at the same time. What streams
+(watchers, terminals, input while a command runs, sessions, whole directories) is for the owner's process.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sandbox.answers import MAX_FILE_BYTES, entry_of, result_of
+from sandbox.checking import checked
+from sandbox.door import ask
+from sandbox.entries import Entry
+from sandbox.errors import InvalidArgument
+from sandbox.processes import ProcessKey
+from sandbox.results import CommandResult
+from sandbox.status import IdleWish, SandboxStatus, status_of
+
+_SOON_S, _LONGEST_S = 30.0, 30 * 86_400.0
+
+
+class Line:
+    """To the owner of one sandbox; a connection a call. Thread-safe."""
+
+    def __init__(self, sandbox_id: str, state_dir: Path, owner: ProcessKey) -> None:
+        self.id = sandbox_id
+        self._state_dir, self._owner = state_dir, owner
+
+    def ask(self, do: str, patience_s: float = _SOON_S, /, **words: object) -> Any:
+        """Blocks for the answer. Raises what the owner raises, and as `door.ask`."""
+        request = {"do": do, "id": self.id, "state_dir": str(self._state_dir), **words}
+        return ask(self._owner, request, patience_s)
+
+
+class AttachedSandbox:
+    """Made by `sandboxes.attach`. Thread-safe. Calls raise what the owner's raise; and UnsupportedError
+    where it does not answer, as one that has died."""
+
+    def __init__(self, line: Line) -> None:
+        self.id = line.id
+        self._line = line
+        self.commands = AttachedCommands(line)
+        self.files = AttachedFiles(line)
+
+    def get_info(self) -> SandboxStatus:
+        """See `Sandbox.get_info`."""
+        return status_of(self._line.ask("info"))
+
+    def set_timeout(self, lifetime_s: float | None = None, *, idle_s: IdleWish = "keep") -> SandboxStatus:
+        """See `Sandbox.set_timeout`."""
+        return status_of(self._line.ask("set_timeout", lifetime_s=lifetime_s, idle_s=idle_s))
+
+    def pause(self) -> None:
+        """See `Sandbox.pause`."""
+        self._line.ask("pause")
+
+    def resume(self) -> None:
+        """See `Sandbox.resume`."""
+        self._line.ask("resume")
+
+    def kill(self) -> None:
+        """Ends it. SandboxGone where it has ended already."""
+        self._line.ask("kill")
+
+
+class AttachedCommands:
+    """`commands` of a sandbox of another process."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        cwd: str = "/workspace",
+        env: Mapping[str, str] | None = None,
+        output_bytes: int | None = None,
+        stdin: bytes | str = b"",
+        check: bool = False,
+    ) -> CommandResult:
+        """See `Commands.run`. Ends with the process that asks, if that is first: so does an interrupt."""
+        words = cmd if isinstance(cmd, str) else list(cmd)
+        answer = self._line.ask(
+            "commands.run", _LONGEST_S if timeout_s is None else timeout_s + _SOON_S, cmd=words,
+            timeout_s=timeout_s, cwd=cwd, env=dict(env or {}), output_bytes=output_bytes,
+            stdin=_encoded(stdin),
+        )  # fmt: skip
+        result = result_of(answer)
+        return checked(result, self._line.id) if check else result
+
+
+class AttachedFiles:
+    """`files` of a sandbox of another process; at most 16 MiB in one call."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def read(self, path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """See `Files.read`."""
+        return b64decode(self._line.ask("files.read", path=path, max_bytes=min(max_bytes, MAX_FILE_BYTES)))
+
+    def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
+        """See `Files.write`."""
+        if len(data) > MAX_FILE_BYTES:
+            raise InvalidArgument(
+                f"data of {len(data)} bytes, at most {MAX_FILE_BYTES} go to another process at a time",
+                hint="write it in the owner's process",
+            )
+        self._line.ask("files.write", path=path, data=_encoded(data), mode=mode)
+
+    def list(self, path: str = "/workspace") -> tuple[Entry, ...]:
+        """See `Files.list`."""
+        return tuple(entry_of(each) for each in self._line.ask("files.list", path=path))
+
+    def exists(self, path: str) -> bool:
+        """See `Files.exists`."""
+        return bool(self._line.ask("files.exists", path=path))
+
+    def make_dir(self, path: str) -> None:
+        """See `Files.make_dir`."""
+        self._line.ask("files.make_dir", path=path)
+
+    def remove(self, path: str) -> None:
+        """See `Files.remove`."""
+        self._line.ask("files.remove", _SOON_S * 4, path=path)
+
+    def rename(self, path: str, to: str) -> None:
+        """See `Files.rename`."""
+        self._line.ask("files.rename", path=path, to=to)
+
+
+def _encoded(data: bytes | str) -> str:
+    return b64encode(data.encode() if isinstance(data, str) else data).decode()

@@ -1,0 +1,208 @@
+"""A sandbox of another process is used through its owner, and by nobody else."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sandbox_owner import Owner, owned
+
+from sandbox import AttachedSandbox, Policy, Sandbox, sandboxes
+from sandbox.attached import Line
+from sandbox.door import _MOST_AT_ONCE, ask
+from sandbox.errors import (
+    CapacityError,
+    CommandError,
+    CommandTimeout,
+    FileMissing,
+    FileTooLarge,
+    InvalidArgument,
+    PolicyDenied,
+    SandboxError,
+    SandboxGone,
+    UnsupportedError,
+)
+from sandbox.processes import this_process
+
+Create = Callable[..., Sandbox]
+REPOSITORY = Path(__file__).parents[3]
+CLIENT = """
+import sys
+from sandbox import sandboxes
+box = sandboxes.attach(sys.argv[2], state_dir=sys.argv[1])
+box.commands.run("echo $$ > /workspace/pid; exec sleep 600", timeout_s=600)
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path, toolkit: Path) -> Iterator[Owner]:
+    with owned(tmp_path, toolkit) as owner:
+        yield owner
+
+
+@pytest.fixture
+def box(other: Owner, tmp_path: Path) -> AttachedSandbox:
+    return sandboxes.attach(other.id, state_dir=tmp_path)
+
+
+def test_commands_end_as_the_owners_do(box: AttachedSandbox):
+    result = box.commands.run(
+        "cat; echo $A$TOKEN; pwd; echo bad >&2; exit 3", stdin=b"\x00\xff", env={"A": "1"}, cwd="/tmp"
+    )
+    assert (result.exit_code, result.reason) == (3, "exit")
+    assert (result.stdout_bytes, result.stderr) == (b"\x00\xff1canary\n/tmp\n", "bad\n")
+    assert box.commands.run(["printf", "%s", "a b"]).stdout == "a b"
+    assert box.commands.run("yes", output_bytes=100).truncated
+    assert box.commands.run("sleep 60", timeout_s=0.1).reason == "timeout"
+
+
+def test_errors_are_the_owners(box: AttachedSandbox):
+    with pytest.raises(CommandError) as failed:
+        box.commands.run("exit 3", check=True)
+    assert (failed.value.exit_code, failed.value.sandbox_id) == (3, box.id)
+    with pytest.raises(CommandTimeout):
+        box.commands.run("sleep 60", timeout_s=0.1, check=True)
+    with pytest.raises(FileMissing) as missing:
+        box.files.read("/nothing")
+    assert (missing.value.path, missing.value.errno, missing.value.sandbox_id) == ("/nothing", 2, box.id)
+    for kind, do in (
+        (PolicyDenied, lambda: box.commands.run("true", timeout_s=601)),
+        (InvalidArgument, lambda: box.commands.run("true", cwd="/nowhere")),
+        (InvalidArgument, lambda: box.commands.run([])),
+        (InvalidArgument, lambda: box.set_timeout(-1)),
+        (InvalidArgument, lambda: box.files.write("a", bytes((16 << 20) + 1))),
+    ):
+        with pytest.raises(SandboxError) as caught:
+            do()
+        assert type(caught.value) is kind
+
+
+def test_files_go_both_ways(box: AttachedSandbox):
+    content = bytes(range(256)) * 4096
+    box.files.write("deep/a", content, mode=0o600)
+    assert box.files.read("deep/a") == content
+    (entry,) = box.files.list("deep")
+    assert (entry.name, entry.type, entry.size, entry.mode & 0o777) == ("a", "file", len(content), 0o600)
+    box.files.rename("deep/a", "b")
+    assert (box.files.exists("deep/a"), box.files.exists("b")) == (False, True)
+    box.files.make_dir("c/d")
+    box.files.remove("c")
+    assert {each.name for each in box.files.list()} == {"deep", "b"}
+    with pytest.raises(FileTooLarge):
+        box.files.read("b", max_bytes=10)
+    box.files.write("\udcff", b"")
+    assert "\udcff" in {each.name for each in box.files.list()}
+
+
+def test_it_is_timed_paused_and_ended(box: AttachedSandbox, other: Owner):
+    assert box.set_timeout(900, idle_s=90).idle_s == 90
+    if os.geteuid() == 0:
+        box.pause()
+        assert box.get_info().state == "paused"
+        box.resume()
+    assert box.get_info().state == "running"
+    box.kill()
+    assert other.line() == "killed killed"
+    for do in (box.kill, box.get_info, lambda: box.commands.run("true")):
+        with pytest.raises(SandboxGone) as caught:
+            do()
+        assert caught.value.reason == "killed"
+
+
+def test_when_the_owner_has_died_it_says_so(box: AttachedSandbox, other: Owner):
+    other.end()
+    with pytest.raises(UnsupportedError, match=f"process {other.process.pid}.* does not answer"):
+        box.commands.run("true")
+
+
+def test_a_command_ends_with_whoever_asked_for_it(box: AttachedSandbox, other: Owner, tmp_path: Path):
+    words = [sys.executable, "-c", CLIENT, str(tmp_path), other.id]
+    with subprocess.Popen(words, cwd=REPOSITORY) as client:
+        box.commands.run("until [ -s pid ]; do sleep 0.01; done")
+        assert box.commands.run("kill -0 $(cat pid)").ok
+        client.send_signal(signal.SIGKILL)
+    assert box.commands.run("while kill -0 $(cat pid) 2>/dev/null; do sleep 0.05; done", timeout_s=30).ok
+
+
+def test_both_may_use_it_at_once(create: Create, state_dir: Path):
+    own = create()
+    line = sandboxes.attach(own.id, state_dir=state_dir)  # by the door, though it is this process's
+    said: list[str] = []
+    threads = [
+        threading.Thread(target=lambda n=n: said.append(line.commands.run(f"echo {n}").stdout))
+        for n in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    assert [own.commands.run(f"echo {n}").stdout for n in range(20)] == [f"{n}\n" for n in range(20)]
+    for thread in threads:
+        thread.join()
+    assert sorted(said) == sorted(f"{n}\n" for n in range(20))
+
+
+def test_many_that_wait_do_not_keep_it_from_being_ended(create: Create, state_dir: Path, monkeypatch):
+    """As long as there is a place; beyond that whoever asks is told to come again."""
+    own = create(pids=400, policy=Policy(max_timeout_s=600))
+    line = sandboxes.attach(own.id, state_dir=state_dir)
+    threads = [
+        threading.Thread(target=lambda: line.commands.run("sleep 600", timeout_s=600)) for _ in range(30)
+    ]
+    for thread in threads:
+        thread.start()
+    while len(own.commands.list()) < len(threads):
+        assert own.is_running
+    assert line.get_info().state == "running"
+    line.kill()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(threads) < _MOST_AT_ONCE
+
+
+def test_beyond_what_it_can_answer_it_says_so(
+    create: Create, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    own = create()
+    room = sandboxes._door._room
+    taken = 0
+    while room._free.acquire(blocking=False):
+        taken += 1
+    try:
+        with pytest.raises(CapacityError, match="as many others as it can") as caught:
+            sandboxes.attach(own.id, state_dir=state_dir)
+        assert caught.value.retryable
+    finally:
+        for _ in range(taken):
+            room._free.release()
+    assert sandboxes.attach(own.id, state_dir=state_dir).id == own.id
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"cmd": None}, {"cmd": 7}, {"env": []}, {"env": "A=1"}, {"timeout_s": "5"}, {"timeout_s": True},
+        {"output_bytes": 1.5}, {"stdin": 5}, {"cwd": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_arguments_of_another_kind_are_refused(create: Create, state_dir: Path, words: dict[str, object]):
+    own = create()
+    usual = {"cmd": "true", "timeout_s": None, "cwd": "/", "env": {}, "output_bytes": None, "stdin": ""}
+    line = Line(own.id, state_dir, this_process())
+    with pytest.raises(SandboxError):
+        line.ask("commands.run", **{**usual, **words})
+    assert line.ask("commands.run", **usual)["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    "do", ["__class__", "commands", "commands.start", "_release", "files", "set_network", ""]
+)
+def test_only_what_is_named_is_done(create: Create, state_dir: Path, do: str):
+    own = create()
+    with pytest.raises(SandboxError, match="no request"):
+        ask(this_process(), {"do": do, "id": own.id, "state_dir": str(state_dir)})
+    assert own.is_running
