@@ -17,7 +17,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from sandbox.errors import AuthError, CapacityError, SandboxError, UnsupportedError, error_of
+from sandbox.errors import (
+    AuthError,
+    CapacityError,
+    InvalidArgument,
+    SandboxError,
+    UnsupportedError,
+    error_of,
+)
 from sandbox.processes import ProcessKey, this_process
 
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
@@ -25,6 +32,9 @@ PATIENCE_S = 10.0  # a kill may take as long as the kernel holds on to a cgroup
 _REQUEST_PATIENCE_S = 2.0  # for a request, so that nobody keeps others waiting
 _MAX_REQUEST_BYTES, _MAX_ANSWER_BYTES = 1 << 25, 1 << 26
 _BACKLOG, _AGAIN_S, _MOST_AT_ONCE = 64, 0.1, 128
+_TOO_LARGE = InvalidArgument(
+    f"the answer has more than {_MAX_ANSWER_BYTES >> 20} MiB", hint="ask for less, or in the owner's process"
+)
 
 Request = Mapping[str, Any]
 HasLeft = Callable[[], bool]  # whoever asked
@@ -74,14 +84,16 @@ class Door:
                 self._room.take(connection, self._talk)
             except SandboxError as error:
                 with connection, suppress(OSError):
-                    _send(connection, {"error": error.record()})
+                    connection.sendall(_packed({"error": error.record()}))
 
     def _talk(self, connection: socket.socket) -> None:
         """On a thread of the connection's."""
         with connection, suppress(OSError, ValueError):
-            answer = self._answered(connection)
+            answer = _packed(self._answered(connection))
+            if len(answer) > _MAX_ANSWER_BYTES:
+                answer = _packed({"error": _TOO_LARGE.record()})
             connection.settimeout(PATIENCE_S)
-            _send(connection, answer)
+            connection.sendall(answer)
 
     def _answered(self, connection: socket.socket) -> dict[str, Any]:
         try:
@@ -132,7 +144,7 @@ def ask(owner: ProcessKey, request: Request, patience_s: float = PATIENCE_S) -> 
             if _peer(connection)[0] != owner.pid:
                 raise ConnectionRefusedError(f"process {_peer(connection)[0]} answers in its place")
             with suppress(BrokenPipeError):  # the answer may have come before it
-                _send(connection, request)
+                connection.sendall(_packed(request))
             answer: dict[str, Any] = json.loads(_receive(connection, _MAX_ANSWER_BYTES))
         except (OSError, ValueError) as error:
             raise UnsupportedError(
@@ -171,8 +183,8 @@ def _has_left(connection: socket.socket) -> bool:
         return True
 
 
-def _send(connection: socket.socket, value: Mapping[str, Any]) -> None:
-    connection.sendall(json.dumps(value).encode() + b"\n")
+def _packed(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"
 
 
 def _receive(connection: socket.socket, most: int) -> bytes:

@@ -13,7 +13,7 @@ from sandbox_owner import Owner, owned
 
 from sandbox import AttachedSandbox, Policy, Sandbox, sandboxes
 from sandbox.attached import Line
-from sandbox.door import _MOST_AT_ONCE, ask
+from sandbox.door import _MOST_AT_ONCE, _name, ask
 from sandbox.errors import (
     CapacityError,
     CommandError,
@@ -206,3 +206,30 @@ def test_only_what_is_named_is_done(create: Create, state_dir: Path, do: str):
     with pytest.raises(SandboxError, match="no request"):
         ask(this_process(), {"do": do, "id": own.id, "state_dir": str(state_dir)})
     assert own.is_running
+
+
+def test_an_answer_has_an_end(create: Create, state_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    line = sandboxes.attach(create().id, state_dir=state_dir)
+    monkeypatch.setattr("sandbox.door._MAX_ANSWER_BYTES", 2000)
+    with pytest.raises(InvalidArgument, match="answer has more than"):
+        line.commands.run("head -c 3000 /dev/zero")
+    assert line.commands.run("echo on").stdout == "on\n"
+
+
+SEEK = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as door:
+    try:
+        door.connect("\\0" + sys.argv[1])
+        print("open")
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+def test_no_sandbox_finds_the_door(create: Create, substrate: str):
+    """Its name is one of the host's network namespace."""
+    words = ["python3", "-c", SEEK, _name(this_process())[1:]]
+    assert create(substrate=substrate).commands.run(words).stdout == "Connection refused\n"
+    outside = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=True)
+    assert outside.stdout == "open\n"
