@@ -67,6 +67,7 @@ class Sequence:
     owed_at: int = (
         -1
     )  # how many tokens it had when it was left waiting too long: it goes first until the next
+    branched: bool = False  # the request's other outputs have come from it
     grammar: object = None  # of its structure, compiled: held here it is not given up
     stages: Stages = Stages()
 
@@ -91,6 +92,12 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_promised(self) -> int:
+        """Outputs that come from it once its prompt is computed."""
+        begun = self.num_generated > len(self.request.generated_ids)
+        return 0 if self.choice or self.branched or begun else self.request.choices - 1
 
     @property
     def num_missing(self) -> int:

@@ -1,16 +1,17 @@
 """Where the KV of sequences is: carries it between device, host and disk, as the scheduler has decided."""
 
 from engine.cache.tiers import Tiers
-from engine.model.base import Held, State
+from engine.model.base import Held
 from engine.request import Sequence
 from engine.scheduler.orders import Begin, CopyBlock, KeepBlock, LoadBlock, Order, SwapOut
+from engine.weights import Weights
 
 
 class Residence:
     """Owned by the engine's thread. Of what a sequence has swapped out it keeps the books."""
 
-    def __init__(self, state: State, tiers: Tiers) -> None:
-        self.state, self.tiers = state, tiers
+    def __init__(self, weights: Weights, tiers: Tiers) -> None:
+        self._weights, self.tiers = weights, tiers
         self._swapped: dict[Sequence, int] = {}  # bytes of host memory that are reserved for it
         self._swapped_bytes = 0
 
@@ -26,11 +27,11 @@ class Residence:
             match order:
                 case KeepBlock(block=block, key=key):
                     if self.tiers.keeps_blocks and not self.tiers.keeps_at_once:
-                        self.tiers.keep_block(key, self.state.export_block(block))
+                        self.tiers.keep_block(key, self._weights.state.export_block(block))
                 case LoadBlock(block=block, payload=payload):
-                    self.state.import_block(block, payload)
+                    self._weights.state.import_block(block, payload)
                 case CopyBlock(source=source, target=target):
-                    self.state.copy_block(source, target)
+                    self._weights.state.copy_block(source, target)
                 case SwapOut(sequence=sequence, held=held):
                     self._swap_out(sequence, held)
                 case Begin(sequence=sequence):
@@ -42,11 +43,11 @@ class Residence:
         """Blocks that have just become full."""
         if self.tiers.keeps_at_once:
             for block, key in blocks:
-                self.tiers.keep_block(key, self.state.export_block(block))
+                self.tiers.keep_block(key, self._weights.state.export_block(block))
 
     def keep_windows(self, sequence: Sequence, key: bytes) -> None:
         """Of its computed positions. While it decodes, the newest take the place of those before."""
-        self.tiers.keep_windows(key, self.state.export_windows(sequence.slot, sequence.num_computed))
+        self.tiers.keep_windows(key, self._weights.state.export_windows(sequence.slot, sequence.num_computed))
         if sequence.num_computed > sequence.num_prompt:
             if sequence.windows_key not in (None, key):
                 self.tiers.drop_windows(sequence.windows_key)
@@ -61,20 +62,15 @@ class Residence:
         self.tiers.check_integrity(sum(self._swapped.values()))
 
     def _swap_out(self, sequence: Sequence, held: Held) -> None:
-        sequence.incoming = self.state.export(held)
+        sequence.incoming = self._weights.state.export(held)
         self._swapped[sequence] = sequence.incoming.nbytes
         self._swapped_bytes += sequence.incoming.nbytes
 
     def _begin(self, order: Begin) -> None:
         sequence, held = order.sequence, order.held
-        self.state.begin(held.slot, sequence.token_ids[: held.num_positions])
+        self._weights.state.begin(held.slot, sequence.token_ids[: held.num_positions])
         if order.windows is not None:
-            self.state.import_windows(held.slot, held.num_positions, order.windows)
+            self._weights.state.import_windows(held.slot, held.num_positions, order.windows)
         if sequence.incoming is not None:
-            self.state.import_(held, sequence.incoming)
+            self._weights.state.import_(held, sequence.incoming)
             self.leave(sequence)
-
-
-def bytes_of(state: State, held: Held) -> int:
-    """Of a sequence's whole state."""
-    return sum(rows * width for _, rows, width in state.layout(held))

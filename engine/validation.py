@@ -36,8 +36,19 @@ def check_request(request: Request, model: Model, max_positions: int, block_toke
     if request.choices < 1:
         raise InvalidRequest(f"n is {request.choices}; it must be at least 1", parameter="n")
     check_prompt_logprobs(sampling, prompt, skips_rows=model.resume_rules.replay)
+    _check_images(request)
     _check_not_ended(request, model.eos_ids)
     _check_resumed(request, new, model.resume_rules.window, block_tokens)
+
+
+def _check_images(request: Request) -> None:
+    length = len(request.prompt_ids)
+    for image in request.images:
+        if not 0 <= image.start < image.stop <= length:
+            raise InvalidRequest(
+                f"an image has positions {image.start} to {image.stop}, not within the prompt's {length} ids",
+                parameter="images",
+            )
 
 
 def _check_not_ended(request: Request, eos_ids: frozenset[int]) -> None:

@@ -38,7 +38,7 @@ def test_a_stop_token_ends_with_stop_and_is_given_out(engine: Engine) -> None:
 
 def test_the_end_of_the_text_ends_with_stop(engine: Engine) -> None:
     free = finish(engine, [Request("free", PROMPT, FREE)])["free"]
-    engine._eos_ids = frozenset({free[4]})
+    engine._postprocessing._eos_ids = frozenset({free[4]})
     engine.add(Request("r", PROMPT, SamplingParams(max_tokens=12)))
     engine.add(Request("ignoring", PROMPT, FREE))
     outputs, reasons = drain(engine)
@@ -47,7 +47,7 @@ def test_the_end_of_the_text_ends_with_stop(engine: Engine) -> None:
 
 
 def test_eos_is_the_one_that_the_file_names(engine: Engine) -> None:
-    assert engine._eos_ids == {EOS}
+    assert engine._postprocessing._eos_ids == {EOS}
 
 
 def test_forced_tokens_end_with_stop_even_at_eos(engine: Engine) -> None:

@@ -242,7 +242,7 @@ def test_a_fork_goes_on_like_the_request_that_it_left(make: Make) -> None:
     while engine.has_work:
         for output in engine.step().tokens:
             outputs[output.request_id] += output.token_ids
-        if len(outputs["r"]) == 3 and not outputs["fork"] and "fork" not in engine._sequences:
+        if len(outputs["r"]) == 3 and not outputs["fork"] and "fork" not in engine.requests:
             engine.fork("r", "fork")
             engine.check_integrity()
     assert outputs == {"r": expected, "fork": expected[3:]}

@@ -1,0 +1,101 @@
+"""What a step's logits lead to: blocks and windows are kept, tokens chosen, outputs ended or handed over."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor
+
+from engine.chunk_rows import num_logits, tells_prompt
+from engine.config import Role
+from engine.errors import InvalidRequest
+from engine.handoff import hand_over
+from engine.intake import Intake
+from engine.model.base import Held
+from engine.request import Sequence
+from engine.residence import Residence
+from engine.results import StepResult, TokenOutput
+from engine.sampling.candidates import Logits
+from engine.sampling.step_sampler import StepSampler
+from engine.scheduler.scheduler import Chunk, Scheduler
+from engine.weights import Weights
+
+
+class Postprocessing:
+    """Owned by the engine's thread."""
+
+    def __init__(
+        self,
+        role: Role,
+        weights: Weights,
+        sampler: StepSampler,
+        *,
+        scheduler: Scheduler,
+        residence: Residence,
+        intake: Intake,
+    ) -> None:
+        self._role, self._weights, self._sampler = role, weights, sampler
+        self._scheduler, self._residence, self._intake = scheduler, residence, intake
+        self._eos_ids = weights.model.eos_ids
+
+    def run(self, chunks: list[Chunk], logits: Tensor, now_ns: int) -> StepResult:
+        """`logits` [R, V]: of the rows that each chunk wants, in order."""
+        result = StepResult(num_rows=sum(chunk.count for chunk in chunks))
+        rows: Iterator[Logits] = iter(logits.numpy())
+        for chunk in chunks:
+            taken = [next(rows) for _ in range(num_logits(chunk))]
+            if self._is_here(chunk.sequence):  # else its request has failed at another output, just now
+                self._take_in(chunk, taken, now_ns, result)
+        return result
+
+    def _take_in(self, chunk: Chunk, rows: list[Logits], now_ns: int, result: StepResult) -> None:
+        sequence, completes = chunk.sequence, chunk.completes
+        if tells_prompt(sequence):
+            prompt_ids = sequence.token_ids[: sequence.num_prompt]
+            start = sequence.num_computed
+            self._sampler.take_in_prompt(sequence.id, sequence.sampling, prompt_ids, start, rows)
+        self._residence.keep(self._scheduler.computed(chunk))
+        if (key := self._scheduler.windows_due(sequence)) is not None:
+            self._residence.keep_windows(sequence, key)
+        if not completes:
+            return
+        held = sequence.held(sequence.num_computed)
+        for output in self._intake.outputs_of(sequence):
+            if self._is_here(output):  # unless the request has failed at an output before
+                self._choose(output, rows[-1], now_ns, result)
+            if self._role == "prefill" and self._is_here(output):
+                self._hand_over(output, held, result)
+
+    def _is_here(self, sequence: Sequence) -> bool:
+        return self._intake.sequences.get(sequence.id) is sequence
+
+    def _hand_over(self, sequence: Sequence, held: Held, result: StepResult) -> None:
+        """Give an output away behind its first token."""
+        weights = self._weights
+        result.handoffs.append(hand_over(sequence, held, weights.fingerprint, weights.state))
+        self._intake.end(sequence)
+
+    def _choose(self, sequence: Sequence, row: Logits, now_ns: int, result: StepResult) -> None:
+        """The next token from a row of logits; ends the sequence where that is the last."""
+        index, request_id = sequence.num_generated, sequence.request.id
+        try:
+            choice = self._sampler.choose(
+                row, sequence.id, sequence.sampling, sequence.token_ids, sequence.num_prompt
+            )
+        except InvalidRequest as error:  # its grammar is stuck, or refused at this time
+            result.failed.append((request_id, error))
+            self._intake.abort(request_id)
+            return
+        sequence.token_ids.append(choice.token_id)
+        if sequence.stages.prefilled_ns == 0:
+            sequence.stages = replace(sequence.stages, prefilled_ns=now_ns)
+        reason = sequence.next_finish(self._eos_ids)
+        result.tokens.append(
+            TokenOutput(
+                request_id, index, (choice.token_id,), reason, sequence.stages, sequence.num_cached,
+                choice.logprobs, self._sampler.prompt_logprobs(sequence.id), sequence.choice,
+                sequence.resumed or (),
+            )
+        )  # fmt: skip
+        if reason is not None:
+            self._intake.pace.finished(now_ns)
+            self._intake.end(sequence)

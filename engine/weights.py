@@ -1,0 +1,104 @@
+"""The weights that an engine runs, and how they change: for others of the same shape, or in place."""
+
+import re
+from uuid import uuid4
+
+from engine.config import EngineConfig
+from engine.errors import InvalidRequest
+from engine.model.base import Held, Model, State
+from engine.model.registry import load_model
+
+_DIGEST = re.compile(r"[0-9a-f]{16,128}")
+
+
+class Weights:
+    """Owned by the engine's thread. `state` has what is in flight, and goes with the model.
+
+    `fingerprint` names the model and its version: hand-offs fit where it is equal.
+    """
+
+    def __init__(self, config: EngineConfig, model: Model | None = None) -> None:
+        """`model`: loaded already, as the config has it; it stays its owner's to close.
+
+        Raises UnknownModel, BrokenModelFile, MissingCapability; InvalidRequest where the cache is too small.
+        """
+        self._config, self._owns_model = config, model is None
+        self.model: Model = model or _load(config, config.model)
+        self.fingerprint = self.model.fingerprint
+        self.num_blocks = _blocks_in(config, self.model)
+        self.state = self._new_state()
+        self._labels: set[str] = set()  # versions that there have been
+
+    @property
+    def max_positions(self) -> int:
+        """The longest prompt plus output that model and cache take."""
+        return min(self.model.max_positions, self.num_blocks * self._config.block_tokens)
+
+    def renew(self, label: str, model: str | None, digest: str) -> str:
+        """Go on with others (`Engine.update_weights`); the version that goes into keys.
+
+        Raises UnknownModel, BrokenModelFile, InvalidRequest; then all stays as it was.
+        """
+        version = label
+        if model is not None:
+            self._replace(model)
+        else:
+            version = self._mark(label, digest)
+        self._labels.add(label)
+        self.fingerprint = self.model.fingerprint if not version else f"{self.model.fingerprint}@{version}"
+        return version
+
+    def bytes_of(self, held: Held) -> int:
+        """Of a sequence's whole state."""
+        return sum(rows * width for _, rows, width in self.state.layout(held))
+
+    def close(self) -> None:
+        if self._owns_model:
+            self.model.close()
+
+    def _mark(self, label: str, digest: str) -> str:
+        """Of weights changed in place: of their digest where it is told, else of this engine alone."""
+        if not label or label in self._labels:
+            raise InvalidRequest(
+                f"version is {label!r}; weights changed in place need one that this engine has not had",
+                parameter="version",
+            )
+        if digest and not _DIGEST.fullmatch(digest):
+            raise InvalidRequest(
+                f"digest is {digest!r:.80}; it must be 16 to 128 lower-case hexadecimal digits",
+                parameter="digest",
+            )
+        return f"{label}#{digest or uuid4().hex}"
+
+    def _replace(self, name: str) -> None:
+        old, new = self.model, _load(self._config, name)
+        shape = (old.vocabulary, old.max_positions, old.cache_bytes_per_token(), old.resume_rules)
+        if (new.vocabulary, new.max_positions, new.cache_bytes_per_token(), new.resume_rules) != shape:
+            new.close()
+            raise InvalidRequest(f"the model {name!r} has another shape", parameter="model")
+        self.model = new
+        self.state = self._new_state()
+        if self._owns_model:
+            old.close()
+        self._owns_model = True
+
+    def _new_state(self) -> State:
+        return self.model.new_state(self.num_blocks, self._config.block_tokens, self._config.max_sequences)
+
+
+def _load(config: EngineConfig, name: str) -> Model:
+    return load_model(
+        name, threads=config.threads, operations=config.operations, profile=config.profile,
+        replay=config.replay, caches=config.caches,
+    )  # fmt: skip
+
+
+def _blocks_in(config: EngineConfig, model: Model) -> int:
+    block_bytes = int(model.cache_bytes_per_token() * config.block_tokens)
+    num_blocks = config.kv_cache_bytes // block_bytes
+    if num_blocks == 0:
+        raise InvalidRequest(
+            f"kv_cache_bytes {config.kv_cache_bytes} holds no block of {block_bytes} bytes",
+            parameter="kv_cache_bytes", hint=f"give at least {block_bytes}",
+        )  # fmt: skip
+    return num_blocks
