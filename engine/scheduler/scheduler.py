@@ -18,6 +18,7 @@ from engine.scheduler.kept import KeptKv, NothingKept
 from engine.scheduler.orders import Begin, CopyBlock, KeepBlock, LoadBlock, Order, SwapOut
 from engine.scheduler.prefix import Path, extend_chain, known_path
 from engine.scheduler.urgency import Urgency, is_starving, outranks, urgency
+from engine.scheduler.waiting import WaitingLine
 
 Preemption = Literal["recompute", "swap"]
 _NEVER_NS = 1 << 62
@@ -91,7 +92,7 @@ class Scheduler:
     ) -> None:
         """`model`: fingerprint of the weights, with which every chain of keys begins."""
         self.model, self.version = model, ""
-        self.waiting: list[Sequence] = []
+        self.waiting = WaitingLine(limits.starvation_ns)
         self.running: list[Sequence] = []
         self._pool, self._rules, self._limits = pool, rules, limits
         self._kept: KeptKv = kept or NothingKept()
@@ -100,11 +101,11 @@ class Scheduler:
         self._counts = _Counts()
         self._now_ns = 0
         self._rows: dict[Sequence, int] = {}  # of the step that is being scheduled
-        self._reserved = 0  # rows of it that those that run already may not take
+        self._budget = 0  # rows that it has left
         pool.on_evict = lambda block, key: self._orders.append(KeepBlock(block, key))
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and give its blocks back, whatever state it is in."""
@@ -114,13 +115,14 @@ class Scheduler:
     def schedule(self, now_ns: int = 0) -> Plan:
         """The next step; the chunks' sequences hold the blocks for them."""
         self._now_ns, self._rows = now_ns, {}
-        for sequence in (*self.waiting, *self.running):
+        self.waiting.advance(now_ns)
+        for sequence in self.running:
             if is_starving(sequence, now_ns, self._limits.starvation_ns):
                 sequence.owed_at = len(sequence.token_ids)
         owed = self._owed_rows()
         # Those that run may take every row of every step; half of them is for one left waiting too long.
-        starving = any(not self._urgency(sequence)[0] for sequence in self.waiting)
-        self._reserved = -(-self._limits.token_budget // 2) if starving else 0
+        reserved = -(-self._limits.token_budget // 2) if self.waiting.any_starving else 0
+        self._budget = self._limits.token_budget - reserved
         for sequence in sorted(self.running, key=self._turn):
             if sequence not in self.running or self._budget == 0:
                 continue  # preempted by a more urgent one in this very step
@@ -129,13 +131,13 @@ class Scheduler:
                 count = min(count, owed)
                 owed -= count
             if count and self._make_room(sequence, count):
-                self._rows[sequence] = count
-        self._reserved = 0
+                self._give_rows(sequence, count)
+        self._budget += reserved
         while self.waiting and self._budget > 0:
-            sequence = min(self.waiting, key=self._urgency)
+            sequence = self.waiting.first()
             if not self._admit(sequence):
                 break
-            self._rows[sequence] = self._next_count(sequence)
+            self._give_rows(sequence, self._next_count(sequence))
         chunks = [Chunk(sequence, count) for sequence, count in self._rows.items()]
         for sequence in self._rows:
             sequence.served_ns = now_ns
@@ -219,6 +221,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Blocks and slots held equal those owned by running sequences; raises AssertionError."""
+        self.waiting.check_integrity()
         assert not any(s.blocks for s in self.waiting), "a waiting sequence holds blocks"
         assert all(s.slot == -1 for s in self.waiting), "a waiting sequence holds a slot"
         slots = sorted([*self._slots, *(s.slot for s in self.running)])
@@ -243,10 +246,10 @@ class Scheduler:
         decoding = sum(sequence.num_missing == 1 for sequence in self.running)
         return max(half, self._limits.token_budget - decoding)
 
-    @property
-    def _budget(self) -> int:
-        """Rows that the step has left."""
-        return self._limits.token_budget - self._reserved - sum(self._rows.values())
+    def _give_rows(self, sequence: Sequence, count: int) -> None:
+        """Of the step that is being scheduled."""
+        self._rows[sequence] = count
+        self._budget -= count
 
     def _next_count(self, sequence: Sequence) -> int:
         """Rows of the next chunk. Chunks end where windows are kept: those of a later row would be others."""
@@ -374,7 +377,7 @@ class Scheduler:
         self._release(sequence)
         sequence.passes = passes if sequence.num_incoming else ()
         self.running.remove(sequence)
-        self._rows.pop(sequence, None)
+        self._budget += self._rows.pop(sequence, 0)
         self.add(sequence)
         self._counts.preemptions += 1
 

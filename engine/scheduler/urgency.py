@@ -31,7 +31,12 @@ def is_starving(sequence: Sequence, now_ns: int, starvation_ns: int) -> bool:
     """Of one that has run, the wait counts from its last row; too long, it lasts until the next token."""
     if sequence.owed_at == len(sequence.token_ids):
         return True
-    return now_ns - max(sequence.served_ns, sequence.stages.arrived_ns) > starvation_ns
+    return now_ns > starves_at(sequence, starvation_ns)
+
+
+def starves_at(sequence: Sequence, starvation_ns: int) -> int:
+    """Behind this time it has waited too long, unless it gets a row before."""
+    return max(sequence.served_ns, sequence.stages.arrived_ns) + starvation_ns
 
 
 def outranks(one: Sequence, other: Sequence, now_ns: int, starvation_ns: int) -> bool:

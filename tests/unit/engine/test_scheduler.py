@@ -186,7 +186,7 @@ def test_one_who_waits_for_blocks_is_hashed_once_and_disturbs_no_order(
     for _ in range(50):
         scheduler.schedule()
         assert list(pool._cached) == order
-    assert scheduler.waiting == [blocked]
+    assert list(scheduler.waiting) == [blocked]
     assert len(hashed) == 3  # two known blocks, and the first that is not
     scheduler.check_integrity()
     scheduler.remove(holder)
