@@ -5,6 +5,7 @@ where nobody does any more.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from engine.cache.disk_tier import DiskStatistics, DiskTier
 from engine.cache.entry import Kind
 from protocol.handoff import KvPayload
+
+_NEWS_EVERY_S = 0.5  # what other processes have written is looked for at most so often
 
 Loaded = Callable[[KvPayload | None], None]
 """Gets an entry, or None, in the disk's thread."""
@@ -37,12 +40,18 @@ class _Store:
     payload: KvPayload
 
 
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What other processes have done is to be read."""
+
+
 class DiskThread:
     """Owns a disk tier. Loads go before writes; writes that wait are bounded by bytes, beyond which new ones
     are dropped and counted. Every method may be called from any thread; none waits for the disk but `flush`,
     `close` and `check_integrity`."""
 
     def __init__(self, tier: DiskTier, max_waiting_bytes: int) -> None:
+        """`tier`: made with `reads_at_once=False`, or not; the thread begins by reading the folder."""
         self._tier, self._max_waiting_bytes = tier, max_waiting_bytes
         self._lock = threading.Condition()
         self._tier_lock = threading.Lock()  # the auditor looks between two jobs
@@ -50,13 +59,37 @@ class DiskThread:
         self._loading: dict[tuple[Kind, bytes, bytes], _Load] = {}  # those, and the one that is being read
         self._stores: deque[_Store] = deque()
         self._waiting_bytes = self._dropped = 0
-        self._busy = self._closed = False
+        self._busy = True  # reads the folder
+        self._is_read = self._closed = False
+        self._when_read: list[Callable[[], None]] = []
+        self._news_wanted = False
+        self._news_at_s = 0.0
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()
 
     def contains(self, kind: Kind, key: bytes) -> bool:
-        """Whether there seems to be a file; does not wait for one that is being read."""
-        return self._tier.seems_there(kind, key)
+        """Whether an entry is known. Asks no disk; what other processes have written is known a moment after
+        somebody has missed it."""
+        if self._tier.seems_there(kind, key):
+            return True
+        if not self._news_wanted and time.monotonic() - self._news_at_s > _NEWS_EVERY_S:
+            with self._lock:
+                self._news_wanted = True
+                self._lock.notify_all()
+        return False
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it is known what the folder holds."""
+        return self._is_read
+
+    def when_read(self, call: Callable[[], None]) -> None:
+        """Calls it once: now, or in the disk's thread when the folder has been read."""
+        with self._lock:
+            if not self._is_read:
+                self._when_read.append(call)
+                return
+        call()
 
     def load(self, kind: Kind, key: bytes, tag: bytes, loaded: Loaded, wanted: Wanted = lambda: True) -> None:
         """`loaded` is called once in any case, with None where `wanted` says no by then."""
@@ -82,7 +115,7 @@ class DiskThread:
     def flush(self) -> None:
         """Blocks until everything asked for so far is done."""
         with self._lock:
-            self._lock.wait_for(lambda: not (self._loads or self._stores or self._busy))
+            self._lock.wait_for(lambda: not (self._loads or self._stores or self._busy or self._news_wanted))
 
     def close(self) -> None:
         """Ends the thread behind what was asked for. Blocks until then."""
@@ -100,17 +133,43 @@ class DiskThread:
         return self._tier.statistics()
 
     def check_integrity(self) -> None:
+        if not self._is_read:
+            return
         with self._tier_lock:
             self._tier.check_integrity()
 
     def _run(self) -> None:
         """Goes on whatever happens: without this thread each request would wait out its time for the disk."""
+        self._read_folder()
         while (job := self._next()) is not None:
-            if isinstance(job, _Load):
+            if isinstance(job, _News):
+                self._read_news()
+            elif isinstance(job, _Load):
                 self._answer(job, self._read(job))
             else:
                 self._write(job)
             self._done(job)
+
+    def _read_folder(self) -> None:
+        try:
+            with self._tier_lock:
+                self._tier.read_folder()
+        except Exception as error:  # nothing is known then, and it is counted
+            self._tier.count_failure(error)
+        with self._lock:
+            self._is_read, self._busy = True, False
+            calls, self._when_read = self._when_read, []
+            self._lock.notify_all()
+        for call in calls:
+            call()
+
+    def _read_news(self) -> None:
+        try:
+            with self._tier_lock:
+                self._tier.read_news()
+        except Exception as error:
+            self._tier.count_failure(error)
+        self._news_at_s = time.monotonic()
 
     def _read(self, load: _Load) -> KvPayload | None:
         with self._lock:
@@ -146,15 +205,18 @@ class DiskThread:
         if self._loading.get((load.kind, load.key, load.tag)) is load:
             del self._loading[load.kind, load.key, load.tag]
 
-    def _next(self) -> _Load | _Store | None:
+    def _next(self) -> _Load | _Store | _News | None:
         with self._lock:
-            self._lock.wait_for(lambda: self._loads or self._stores or self._closed)
-            self._busy = bool(self._loads or self._stores)
+            self._lock.wait_for(lambda: self._loads or self._stores or self._news_wanted or self._closed)
+            self._busy = bool(self._loads or self._stores or self._news_wanted)
             if self._loads:
                 return self._loads.popleft()
+            if self._news_wanted:
+                self._news_wanted = False
+                return _News()
             return self._stores.popleft() if self._stores else None
 
-    def _done(self, job: _Load | _Store) -> None:
+    def _done(self, job: _Load | _Store | _News) -> None:
         with self._lock:
             self._busy = False
             if isinstance(job, _Store):

@@ -22,7 +22,7 @@ class TierConfig(BaseModel):
     # positions of a prompt between kept windows; unset: four windows
     window_interval: int | None = Field(default=None, ge=1)
     disk_path: str = ""  # of a folder that workers of one host may share; empty: no disk
-    disk_bytes: int = Field(default=16 << 30, ge=1 << 20)  # of each worker that shares the folder
+    disk_bytes: int = Field(default=16 << 30, ge=1 << 20)  # of the whole folder, whichever workers share it
     disk_ttl_s: float = Field(default=72 * 3600.0, gt=0)  # since an entry was last used
     # through: blocks are kept as soon as they are full, and survive this process; back: when they are evicted
     policy: Policy = "write_through"

@@ -4,7 +4,7 @@ Blocks and windows are known by the keys of the prefix cache, so an entry fits w
 Windows stay in host memory, for minutes; on disk they are kept too where a model may not run them again.
 """
 
-import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from engine.cache.disk_thread import DiskThread
 from engine.cache.disk_tier import DiskStatistics, DiskTier
 from engine.cache.entry import HEADER_BYTES, Kind, model_tag
 from engine.cache.host_tier import HostStatistics, HostTier
+from engine.cache.prefetch import Prefetch
 from engine.cache.tier_config import TierConfig
 from engine.model.base import Held
 from protocol.clock import Clock
@@ -30,65 +31,6 @@ class TierStatistics:
     disk: DiskStatistics | None
     prefetched: int
     dropped_writes: int  # for which too much waited for the disk already
-
-
-class Prefetch:
-    """Entries on their way from disk to host memory, where they stay pinned until `release`."""
-
-    def __init__(self, deadline_ns: int) -> None:
-        self.deadline_ns = deadline_ns
-        self._lock = threading.Lock()
-        self._waiting = 0
-        self._pins: list[tuple[HostTier, bytes]] = []
-        self._released = False
-        self._arrived = threading.Event()
-
-    def wait(self, timeout_s: float) -> None:
-        """Blocks until the last entry has come, or for so long."""
-        self._arrived.wait(timeout_s)
-
-    @property
-    def done(self) -> bool:
-        """Whether all that will come is there, and pinned."""
-        return self._waiting == 0
-
-    @property
-    def wanted(self) -> bool:
-        """Whether somebody still waits for what is to come."""
-        return not self._released
-
-    @property
-    def num_pins(self) -> int:
-        return len(self._pins)
-
-    def expect(self) -> None:
-        with self._lock:
-            self._waiting += 1
-            self._arrived.clear()
-
-    def arrived(self, tier: HostTier, key: bytes, payload: KvPayload | None) -> None:
-        """In the disk's thread: keep what has come, unless nobody waits for it any more."""
-        with self._lock:
-            try:
-                if payload is not None and self.wanted and tier.put(key, payload) and tier.pin(key):
-                    self._pins.append((tier, key))
-            finally:  # last: `done` is asked without the lock
-                self._waiting -= 1
-                if self._waiting == 0:
-                    self._arrived.set()
-
-    def hold(self, tier: HostTier, key: bytes) -> None:
-        """Pin what is in host memory already."""
-        with self._lock:
-            if tier.pin(key):
-                self._pins.append((tier, key))
-
-    def release(self) -> None:
-        with self._lock:
-            self._released = True
-            for tier, key in reversed(self._pins):  # ends of a prefix are of no use without its start
-                tier.unpin(key)
-            self._pins.clear()
 
 
 class Tiers:
@@ -109,12 +51,15 @@ class Tiers:
         self._tag = model_tag(model, "")
         self._disk: DiskThread | None = None
         if config.disk_path:
-            tier = DiskTier(Path(config.disk_path).expanduser(), config.disk_bytes, config.disk_ttl_s)
+            tier = DiskTier(
+                Path(config.disk_path).expanduser(), config.disk_bytes, config.disk_ttl_s, reads_at_once=False
+            )
             self._disk = DiskThread(tier, _WAITING_BYTES)
         self.blocks = HostTier(config.host_bytes, clock, on_evict=self._evicted)
         self.windows_tier = HostTier(config.most_window_bytes, clock, ttl_ns=int(config.window_ttl_s * 1e9))
         self._prefetches: set[Prefetch] = set()
         self._prefetched = 0
+        self._done: deque[Prefetch] = deque()  # the disk's thread appends
 
     @property
     def keeps_blocks(self) -> bool:
@@ -153,7 +98,7 @@ class Tiers:
         self.windows_tier.drop(key)
 
     def is_kept(self, key: bytes) -> bool:
-        """Whether a block is in host memory or, as far as its file's name tells, on disk."""
+        """Whether a block is in host memory or, as far as the folder's index tells, on disk."""
         if not self.keeps_blocks:
             return False
         return key in self.blocks or (self._disk is not None and self._disk.contains("block", key))
@@ -162,6 +107,16 @@ class Tiers:
     def has_disk(self) -> bool:
         return self._disk is not None
 
+    def until_read(self) -> Prefetch | None:
+        """Something to wait for until it is known what the disk has; None where it is."""
+        if self._disk is None or self._disk.is_read:
+            return None
+        found = self._new_prefetch()
+        found.expect()
+        found.seal()
+        self._disk.when_read(found.count_arrived)
+        return found
+
     def prefetch(self, path: Sequence[bytes], away: Iterable[bytes]) -> Prefetch | None:
         """Bring a prefix from disk to host memory; None where there is nothing to wait for.
 
@@ -169,7 +124,7 @@ class Tiers:
         """
         if self._disk is None:
             return None
-        found = Prefetch(self._clock.now_ns() + int(self.config.load_timeout_s * 1e9))
+        found = self._new_prefetch()
         for key in away:
             self._bring(found, "block", self.blocks, key)
         if self._windows_on_disk:
@@ -179,10 +134,16 @@ class Tiers:
                 if self._disk.contains("windows", key):
                     self._bring(found, "windows", self.windows_tier, key)
                     break
-        if found.done:
-            found.release()
+        if not found.seal():
+            self.end(found)
             return None
-        self._prefetches.add(found)
+        return found
+
+    def take_done(self) -> list[Prefetch]:
+        """Those that have come since it was last asked; some may have been ended meanwhile."""
+        found: list[Prefetch] = []
+        while self._done:
+            found.append(self._done.popleft())
         return found
 
     def end(self, prefetch: Prefetch) -> None:
@@ -241,6 +202,12 @@ class Tiers:
         self.windows_tier.check_integrity()
         if self._disk is not None:
             self._disk.check_integrity()
+
+    def _new_prefetch(self) -> Prefetch:
+        deadline_ns = self._clock.now_ns() + int(self.config.load_timeout_s * 1e9)
+        found = Prefetch(deadline_ns, self._done.append)
+        self._prefetches.add(found)
+        return found
 
     def _bring(self, prefetch: Prefetch, kind: Kind, tier: HostTier, key: bytes) -> None:
         if key in tier:
