@@ -1,9 +1,11 @@
 """The same greedy prompts down every path of the engine: equal tokens, equal bits, and proof of the path.
 
 Each cell answers prompts of 16 to 4,000 tokens that share their starts, and is green when every token, and
-the probability of every token, is that of the plain engine (alone, in one chunk, knowing no prefix), and when
-the engine's own counters show that the path was taken. Behind windows that were run again, the plain engine
-resumes at the same places. Then ten faults are put into the engine; each must turn a named cell red.
+the probability of every token, is that of one forward of the model over prompt and answer, apart from the
+engine, and when the engine's own counters show that the path was taken. Behind windows that were run again,
+that forward follows the rule of the fact sheet at the same places. Then ten faults are put into the engine,
+each of which must turn a named cell red, and each cell's path is closed while its answers stay right: its
+counters must notice.
 """
 
 import sys
@@ -12,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.common import Options, Surroundings, finish, parse, progress
-from bench.equivalence_cells.faults import try_faults
+from bench.equivalence_cells.detours import Seen, try_detours
+from bench.equivalence_cells.faults import Tried, try_faults
 from bench.equivalence_cells.matrix import ALL_CELLS, Verdict, judge
 from bench.equivalence_cells.prompts import LONGEST, SHORT, cases, spread
 from bench.equivalence_cells.subject import Subject
@@ -25,8 +28,8 @@ _CACHED_POSITIONS = 8_192
 
 
 def subject_of(name: str, lengths: tuple[int, ...], *, replay: bool) -> Subject:
-    """Its owner closes the model. One thread: a small model is no faster on two, and much slower where a
-    neighbour has one of them."""
+    """Its owner closes it, and its model. One thread: a small model is no faster on two, and much slower
+    where a neighbour has one of them."""
     model = load_model(name, threads=1, replay=replay)
     positions = max(_CACHED_POSITIONS, sum(lengths) // 2) if max(lengths) > max(SHORT) else sum(lengths) * 5
     num_bytes = int(model.cache_bytes_per_token() * positions)
@@ -38,7 +41,7 @@ def verdicts(subject: Subject) -> Iterator[Verdict]:
         if cell.applies(subject):
             started = time.perf_counter()
             verdict = judge(cell, subject)
-            colour = "green" if verdict.green else "RED"
+            colour = "green" if verdict.green else f"RED {verdict}"
             progress(f"{subject.matrix}: {cell.name}: {colour} ({time.perf_counter() - started:.1f} s)")
             yield verdict
 
@@ -49,19 +52,28 @@ def measure(options: Options) -> dict[str, Any]:
     for name, replay in SUBJECTS:
         subject = subject_of(name, (_QUICK if options.quick else _FULL)[name], replay=replay)
         found += verdicts(subject)
+        subject.close()
         subject.model.close()
-    faults = list(try_faults())
-    for fault in faults:
+    faults: list[Tried] = []
+    for fault in try_faults():
         progress(f"fault {fault.fault}: {fault.cell} is {'red' if fault.red else 'STILL GREEN'}")
+        faults.append(fault)
+    detours: list[Seen] = []
+    for seen in try_detours():
+        progress(f"detour {seen.detour}: {seen.cell} {'notices' if seen.noticed else 'DOES NOT NOTICE'}")
+        detours.append(seen)
     green, caught = sum(v.green for v in found), sum(fault.red for fault in faults)
+    noticed = sum(seen.noticed for seen in detours)
     return {
         "name": "equivalence", "value": green, "unit": "green cells",
         "peer": "cells", "peer_value": len(found),
         "ratio": round(green / len(found), 3), "target": 1.0,
-        "met": green == len(found) and caught == len(faults) == 10,
+        "met": green == len(found) and caught == len(faults) == 10 and noticed == len(detours),
         "env": surroundings.describe(), "seconds": round(time.perf_counter() - started, 1),
         "tokens_compared": sum(v.answers for v in found) * 64, "faults_caught": caught,
+        "detours_noticed": noticed,
         "cells": [verdict.as_json() for verdict in found], "faults": [fault.as_json() for fault in faults],
+        "detours": [seen.as_json() for seen in detours],
     }  # fmt: skip
 
 

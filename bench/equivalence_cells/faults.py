@@ -14,7 +14,7 @@ from bench.equivalence_cells.subject import Subject
 from engine import engine as engine_module
 from engine.cache.host_tier import HostTier
 from engine.cache.keys import root_key
-from engine.model.base import ChunkRows
+from engine.model.base import ChunkRows, Model
 from engine.model.deepseek import indexer, sequence_state
 from engine.model.deepseek.serving import DeepseekState
 from engine.model.registry import load_model
@@ -56,17 +56,23 @@ class Tried:
 def try_faults() -> Iterator[Tried]:
     """Each fault on nano, whose every mechanism they touch."""
     model = load_model("nano", threads=1)
-    subject = Subject("nano", model, True, cases(model.tokenizer(), _LENGTHS), 1, 4 << 20)
     try:
         for fault in FAULTS:
-            cell = cell_named(fault.cell)
-            before = judge(cell, subject)
-            with fault.put():
-                after = judge(cell, subject)
-            differing = after.answers - after.same_bits
-            yield Tried(fault.name, fault.cell, before.green, after.green, differing, after.error)
+            yield _try(fault, model)
     finally:
         model.close()
+
+
+def _try(fault: Fault, model: Model) -> Tried:
+    """With a subject of its own, so that what one fault leaves hides no other."""
+    cell = cell_named(fault.cell)
+    subject = Subject("nano", model, True, cases(model.tokenizer(), _LENGTHS), 1, 4 << 20)
+    try:
+        before, after = judge(cell, subject), judge(cell, subject, fault.put)
+    finally:
+        subject.close()
+    differing = after.answers - after.same_bits
+    return Tried(fault.name, fault.cell, before.green, after.green, differing, after.error)
 
 
 def _flipped_byte() -> AbstractContextManager[object]:
@@ -128,13 +134,13 @@ def _shifted(*, start: int = 0, window: int = 0) -> AbstractContextManager[objec
 
 
 def _wrong_position() -> AbstractContextManager[object]:
-    right = engine_module._rows_of  # pyright: ignore[reportPrivateUsage]
+    right = engine_module.rows_of
 
     def wrong(chunk: Chunk) -> ChunkRows:
         rows, resumed = right(chunk), bool(chunk.sequence.request.generated_ids)
         return replace(rows, start=rows.start - 1) if resumed and rows.start > 0 else rows
 
-    return patch.object(engine_module, "_rows_of", wrong)
+    return patch.object(engine_module, "rows_of", wrong)
 
 
 def _stale_candidates() -> AbstractContextManager[object]:

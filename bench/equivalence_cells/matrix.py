@@ -1,5 +1,7 @@
-"""Runs the cells of a subject and compares what they answer with the plain engine's answers."""
+"""Runs the cells of a subject and compares what they answer with what the model says (`reference`)."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,12 +11,16 @@ from bench.equivalence_cells.subject import Subject
 
 ALL_CELLS: tuple[Cell, ...] = (*CELLS, *PROCESS_CELLS)
 
+Change = Callable[[], AbstractContextManager[object]]
+"""Makes the engine another one for as long as it is entered."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`equal` of `answers` have the same ids; `same_bits` the same probabilities too, to the bit.
 
-    Green: all ids are equal, no bit differs, and the counters prove the path.
+    `taken` are the engine's counters of the path, `least` what each must reach, `absent` those that must be
+    0. Green: all ids are equal, no bit differs, and the counters prove the path.
     """
 
     cell: str
@@ -22,31 +28,47 @@ class Verdict:
     answers: int
     equal: int
     same_bits: int
-    proof: dict[str, int]
+    taken: dict[str, int]
+    least: dict[str, int]
+    absent: dict[str, int]
     proved: bool
     error: str = ""
 
     @property
+    def right(self) -> bool:
+        return self.answers > 0 and self.equal == self.same_bits == self.answers
+
+    @property
     def green(self) -> bool:
-        return self.answers > 0 and self.equal == self.same_bits == self.answers and self.proved
+        return self.right and self.proved
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "green": self.green}
 
 
-def judge(cell: Cell, subject: Subject) -> Verdict:
-    """One cell. An engine that fails on the way makes it red, and says how."""
+def judge(cell: Cell, subject: Subject, change: Change = nullcontext) -> Verdict:
+    """One cell. An engine that fails on the way makes it red, and says how.
+
+    `change`: of the engine while it answers, and no longer when its answers are compared.
+    """
     try:
-        found = cell.run(subject)
+        with change():
+            found = cell.run(subject)
     except Exception as error:
-        return Verdict(
-            cell.name, subject.matrix, 0, 0, 0, {}, proved=False, error=f"{type(error).__name__}: {error}"
-        )
-    expected = found.expected or subject.plain()
-    pairs = [(answer, expected[name]) for name, answer in found.answers.items()]
-    equal = [one.token_ids == other.token_ids for one, other in pairs]
-    same = [one.logprobs == other.logprobs for one, other in pairs]
-    return Verdict(cell.name, subject.matrix, len(pairs), sum(equal), sum(same), found.proof, found.proved)
+        told = f"{type(error).__name__}: {error}"
+        return Verdict(cell.name, subject.matrix, 0, 0, 0, {}, {}, {}, proved=False, error=told)
+    by = found.judge or subject
+    compared = [
+        by.compare(name, answer, answer.resumed if found.may_resume else ())
+        for name, answer in found.answers.items()
+    ]
+    equal, same = sum(ids for ids, _ in compared), sum(bits for _, bits in compared)
+    proof = found.proof
+    taken = {name: count for name, (count, _) in proof.taken.items()}
+    least = {name: count for name, (_, count) in proof.taken.items()}
+    return Verdict(
+        cell.name, subject.matrix, len(compared), equal, same, taken, least, dict(proof.absent), proof.holds
+    )
 
 
 def cell_named(name: str) -> Cell:

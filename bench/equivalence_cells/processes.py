@@ -1,7 +1,6 @@
 """Cells that take more than one process or set of weights: killed and resumed, and other weights."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,10 +9,8 @@ from pathlib import Path
 
 from bench.equivalence_cells.paths import HOST, Cell
 from bench.equivalence_cells.prompts import Case
-from bench.equivalence_cells.subject import GREEDY, WARM, Answer, Answers, Found, Subject, collect
+from bench.equivalence_cells.subject import GREEDY, WARM, Answer, Answers, Found, Proof, Subject, collect
 from engine import Request
-from engine.checkpoint.folder import WEIGHTS
-from engine.model.registry import load_model
 from engine.model_path import model_path
 
 _LEAST = 3  # tokens of every case that are out when the process is killed
@@ -34,11 +31,16 @@ def killed_and_resumed(subject: Subject) -> Found:
         done = tuple(answers[case.name].token_ids)
         if len(done) < GREEDY.max_tokens:
             engine.add(Request(case.name, case.prompt_ids, GREEDY, cache_salt=case.name, generated_ids=done))
+    resumed = 0
     for name, answer in collect([engine]).items():
+        resumed += 0 < answer.first == begun[name]
         answers[name].token_ids += answer.token_ids
         answers[name].logprobs += answer.logprobs
-    resumed = sum(0 < count < GREEDY.max_tokens for count in begun.values())
-    return Found(answers, {"resumed": resumed}, resumed > 0)
+    rows = sum(
+        case.length + GREEDY.max_tokens - 1 for case in subject.cases if begun[case.name] < GREEDY.max_tokens
+    )
+    taken = {"resumed": (resumed, 1), "rows": (engine.statistics().rows, rows)}
+    return Found(answers, Proof(taken))
 
 
 def _until_killed(given: Path, cases: list[Case]) -> Answers:
@@ -63,38 +65,19 @@ def _until_killed(given: Path, cases: list[Case]) -> Answers:
 
 def weights_changed(subject: Subject) -> Found:
     """Other weights of the same shape come between two rounds: nothing of the first is used in the second."""
-    with tempfile.TemporaryDirectory() as folder:
-        other = _changed(model_path(subject.name), Path(folder) / "other")
-        model = load_model(str(other), threads=subject.threads, replay=subject.replay)
-        try:
-            changed = Subject(
-                str(other), model, subject.replay, subject.cases, subject.threads, subject.kv_cache_bytes
-            )
-            expected = changed.plain()
-            engine = subject.engine(tiers=HOST)
-            subject.answer([engine], subject.cases, WARM)
-            engine.update_weights("2", str(other))
-            answers = subject.answer([engine], subject.cases)
-            counts = engine.statistics()
-            engine.close()
-        finally:
-            model.close()
-    differing = sum(answers[name].logprobs != plain.logprobs for name, plain in subject.plain().items())
-    loaded = counts.scheduler.loaded_blocks
-    proof = {"loaded_blocks": loaded, "differing_from_old": differing}
-    return Found(answers, proof, loaded == 0 and differing == len(answers), expected)
-
-
-def _changed(source: Path, target: Path) -> Path:
-    """A copy of a model's folder in which the first layer's norm weighs otherwise."""
-    shutil.copytree(source, target)
-    data = bytearray((target / WEIGHTS).read_bytes())
-    length = int.from_bytes(data[:8], "little")
-    start, stop = json.loads(data[8 : 8 + length])["layers.0.attn_norm.weight"]["data_offsets"]
-    for index in range(8 + length + start, 8 + length + stop, 2):
-        data[index] ^= 0x40  # of a bfloat16's fraction
-    (target / WEIGHTS).write_bytes(data)
-    return target
+    changed = subject.changed()
+    engine = subject.engine(tiers=HOST)
+    subject.answer([engine], subject.cases, WARM)
+    engine.update_weights("2", changed.name)
+    answers = subject.answer([engine], subject.cases)
+    counts = engine.statistics()
+    engine.close()
+    as_before = [subject.compare(name, answer, ()) for name, answer in answers.items()]
+    differing = sum(not same for _, same in as_before)
+    proof = Proof(
+        {"differing_from_old": (differing, len(answers))}, {"loaded_blocks": counts.scheduler.loaded_blocks}
+    )
+    return Found(answers, proof, judge=changed)
 
 
 PROCESS_CELLS = (

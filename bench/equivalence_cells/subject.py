@@ -1,11 +1,19 @@
-"""A model under test: its engines, what they answer, and what the plain one answers."""
+"""A model under test: its engines, what they answer, and whether that is right."""
 
-from collections.abc import Callable, Iterable
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from bench.equivalence_cells.prompts import Case
+from bench.equivalence_cells.reference import continue_greedily
 from engine import Engine, EngineConfig, Request, SamplingParams
+from engine.checkpoint.folder import WEIGHTS
 from engine.model.base import Model
+from engine.model.registry import load_model
+from engine.model_path import model_path
 from engine.results import StepResult
 
 GREEDY = SamplingParams(max_tokens=64, ignore_eos=True, logprobs=0)
@@ -14,33 +22,54 @@ WARM = replace(GREEDY, max_tokens=1)
 
 @dataclass(slots=True)
 class Answer:
-    """Tokens, and of each the logarithm of its probability, which differs where any bit of the path does."""
+    """Tokens, and of each the logarithm of its probability, which differs where any bit of the path does.
+
+    `first`: the number of tokens that the request had before these.
+    """
 
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     num_cached: int = 0
     resumed: tuple[int, ...] = ()
+    first: int = -1
 
 
 Answers = dict[str, Answer]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """`proof` are the engine's own counters; `proved`, whether they show that the path was taken.
+class Proof:
+    """The engine's own counters. `taken`: each with the least, above 0, that shows the path.
 
-    `expected`: where that is not what the plain engine answers.
+    `absent`: those of what is not on the path, and so 0.
+    """
+
+    taken: Mapping[str, tuple[int, int]]
+    absent: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def holds(self) -> bool:
+        reached = all(count >= least > 0 for count, least in self.taken.values())
+        return bool(self.taken) and reached and not any(self.absent.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Answers by the name of their case; a further one of a case is named `case#more`.
+
+    `may_resume`: windows may have run again on this path, at the places that the engine tells. `judge`: the
+    subject whose answers these are, where it is another one.
     """
 
     answers: Answers
-    proof: dict[str, int]
-    proved: bool
-    expected: Answers | None = None
+    proof: Proof
+    may_resume: bool = False
+    judge: "Subject | None" = None
 
 
 @dataclass(slots=True)
 class Subject:
-    """The plain engine takes each prompt whole, alone, and knows no prefix."""
+    """Its model is its owner's to close; `close` ends what it has made of it."""
 
     name: str
     model: Model
@@ -48,10 +77,11 @@ class Subject:
     cases: list[Case]
     threads: int
     kv_cache_bytes: int
-    _plain: Answers = field(default_factory=Answers)
-    _resumed: dict[tuple[str, tuple[int, ...]], Answer] = field(
+    _right: dict[tuple[str, tuple[int, ...]], Answer] = field(
         default_factory=dict[tuple[str, tuple[int, ...]], Answer]
     )
+    _changed: "Subject | None" = None
+    _folder: Path | None = None
 
     @property
     def matrix(self) -> str:
@@ -72,38 +102,39 @@ class Subject:
         }  # fmt: skip
         return Engine(EngineConfig.model_validate(values), model=self.model)
 
-    def plain(self) -> Answers:
-        """Worked out once."""
-        if not self._plain:
-            for case in self.cases:
-                self._plain |= self.answer([self.engine()], [case])
-        return self._plain
+    def compare(self, name: str, answer: Answer, resumed: tuple[int, ...]) -> tuple[bool, bool]:
+        """Whether an answer has the right tokens, and the right bits. `resumed`: where windows ran again.
 
-    def resumed_plainly(self, answers: Answers) -> Answers:
-        """What the plain engine answers when its windows run again at the same places as these answers' did.
-
-        Worked out once for a case and its places.
+        What is right is worked out once for a case and its places.
         """
-        found: Answers = {}
-        for case in self.cases:
-            places = answers[case.name].resumed
-            if not places:
-                found[case.name] = self.plain()[case.name]
-                continue
-            if (case.name, places) not in self._resumed:
-                self._resumed[case.name, places] = self._resume(case, places)
-            found[case.name] = self._resumed[case.name, places]
-        return found
+        case = next(case for case in self.cases if case.name == name.partition("#")[0])
+        if len(answer.token_ids) != GREEDY.max_tokens:
+            return False, False
+        right = self._right.get((case.name, resumed))
+        if right is None:
+            right = Answer(*continue_greedily(
+                self.model, case.prompt_ids, answer.token_ids, resumed, replay=self.replay
+            ))  # fmt: skip
+            if right.token_ids == answer.token_ids:
+                self._right[case.name, resumed] = right
+        return answer.token_ids == right.token_ids, answer.logprobs == right.logprobs
 
-    def _resume(self, case: Case, places: tuple[int, ...]) -> Answer:
-        """By turns that end at each of the places, whose windows are not kept."""
-        engine = self.engine(tiers={"window_bytes": 0})
-        for place in places:
-            engine.add(Request("turn", case.prompt_ids[: place + 1], WARM, cache_salt=case.name))
-            collect([engine])
-        answer = self.answer([engine], [case])[case.name]
-        assert answer.resumed == places, f"the plain engine resumed at {answer.resumed}, not at {places}"
-        return answer
+    def changed(self) -> "Subject":
+        """The same cases, and a model whose first layer's norm weighs otherwise. Made once."""
+        if self._changed is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="dockyard-other-weights-"))
+            other = change_weights(model_path(self.name), self._folder / "other")
+            model = load_model(str(other), threads=self.threads, replay=self.replay)
+            self._changed = Subject(
+                str(other), model, self.replay, self.cases, self.threads, self.kv_cache_bytes
+            )
+        return self._changed
+
+    def close(self) -> None:
+        if self._changed is not None:
+            self._changed.model.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder)
 
     def answer(
         self, engines: list[Engine], cases: Iterable[Case], sampling: SamplingParams = GREEDY, salt: str = ""
@@ -138,7 +169,19 @@ def collect(engines: list[Engine], each_step: Callable[[StepResult], None] | Non
 def gather(result: StepResult, found: Answers) -> None:
     for output in result.tokens:
         name = f"{output.request_id}#{output.choice}" if output.choice else output.request_id
-        answer = found.setdefault(name, Answer())
+        answer = found.setdefault(name, Answer(first=output.index))
         answer.token_ids += output.token_ids
         answer.logprobs.append(output.logprobs.logprob if output.logprobs else 0.0)
         answer.num_cached, answer.resumed = output.num_cached, output.resumed
+
+
+def change_weights(source: Path, target: Path) -> Path:
+    """A copy of a model's folder in which the first layer's norm weighs otherwise."""
+    shutil.copytree(source, target)
+    data = bytearray((target / WEIGHTS).read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    start, stop = json.loads(data[8 : 8 + length])["layers.0.attn_norm.weight"]["data_offsets"]
+    for index in range(8 + length + start, 8 + length + stop, 2):
+        data[index] ^= 0x40  # of a bfloat16's fraction
+    (target / WEIGHTS).write_bytes(data)
+    return target
