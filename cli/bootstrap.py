@@ -27,9 +27,10 @@ SYSTEM = {
     "clang": ("clang", "no sandboxes with a network policy"),
     "/usr/include/bpf/bpf_helpers.h": ("libbpf-dev", "no sandboxes with a network policy"),
     "ip": ("iproute2", "no sandboxes with a network policy"),
+    "musl-gcc": ("musl-tools", "sandboxes start about half a millisecond later"),
     "gcc": ("gcc", "the model runs on PyTorch, several times slower, and no sandbox can start"),
 }
-DEBIAN = ("bubblewrap", "crun", "runc", "gcc", "libc6-dev", "clang", "libbpf-dev", "iproute2")
+DEBIAN = ("bubblewrap", "crun", "runc", "gcc", "libc6-dev", "musl-tools", "clang", "libbpf-dev", "iproute2")
 
 
 class SetupError(Exception):

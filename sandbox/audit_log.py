@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import fields
 from errno import ENOSPC
 from functools import lru_cache
 from pathlib import Path
@@ -97,7 +97,8 @@ def of_argv(argv: Sequence[str]) -> dict[str, object]:
 
 def of_limits(limits: Limits) -> dict[str, object]:
     """Those that hold."""
-    return {name: value for name, value in asdict(limits).items() if value is not None and name != "degraded"}
+    named = ((each.name, getattr(limits, each.name)) for each in fields(limits) if each.name != "degraded")
+    return {name: value for name, value in named if value is not None}
 
 
 @lru_cache(maxsize=256)

@@ -127,7 +127,7 @@ def _digest(directory: Path) -> str:
 
 def plan_groups(hierarchies: Sequence[Hierarchy], state: str, sandbox_id: str) -> tuple[Group, ...]:
     """Where a sandbox's groups will be. Pure; `Groups.create` makes them."""
-    return tuple(Group(each.root / TOP / state / sandbox_id, each) for each in hierarchies)
+    return tuple(Group(Path(f"{each.root}/{TOP}/{state}/{sandbox_id}"), each) for each in hierarchies)
 
 
 class Groups:

@@ -31,8 +31,9 @@ _WRITABLE = ("/workspace", "/tmp", "/root", "/var/tmp")
 _USR_TWINS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _MASKED_PACKAGES = ("dist-packages", "site-packages")  # of every interpreter in /usr/lib
 _Stamp = tuple[int, int, int]  # inode, time of change, size
-_LIBRARIES = "/usr/lib"
-_SOURCES = ("/", "/usr", "/bin", "/etc/ld.so.cache", "/etc/alternatives")  # what an image follows from
+_LIBRARIES = Path("/usr/lib")
+# What an image follows from.
+_SOURCES = tuple(map(Path, ("/", "/usr", "/bin", "/etc/ld.so.cache", "/etc/alternatives")))
 _COPIED = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives")
 _WRITTEN = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
@@ -108,10 +109,10 @@ def _host(state_dir: Path, init: Path, toolkit: Path, stamps: tuple[_Stamp | Non
     )
 
 
-def _stamp(path: Path | str) -> _Stamp | None:
+def _stamp(path: Path) -> _Stamp | None:
     """Another when the file has changed, or when another name is in the directory. None where it is not."""
     try:
-        info = Path(path).stat()
+        info = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
     return info.st_ino, info.st_mtime_ns, info.st_size
@@ -120,15 +121,15 @@ def _stamp(path: Path | str) -> _Stamp | None:
 def _masks() -> tuple[str, ...]:
     """The site's own: what is in them is not of the image."""
     interpreters = _interpreters(_stamp(_LIBRARIES))
-    found = (Path(interpreter, name) for name in _MASKED_PACKAGES for interpreter in interpreters)
+    found = (interpreter / name for name in _MASKED_PACKAGES for interpreter in interpreters)
     return tuple(str(place) for place in (Path("/usr/local"), *found) if place.exists())
 
 
 @lru_cache(maxsize=4)
-def _interpreters(stamp: _Stamp | None) -> tuple[str, ...]:
+def _interpreters(stamp: _Stamp | None) -> tuple[Path, ...]:
     """Listed anew when the directory has changed, which is large."""
     del stamp
-    return tuple(sorted(map(str, Path(_LIBRARIES).glob("python3*"))))
+    return tuple(sorted(_LIBRARIES.glob("python3*")))
 
 
 def superseded(state_dir: Path, init: Path) -> list[Path]:

@@ -9,7 +9,7 @@ pids, mounts and cgroups do not outlive the kernel either.
 import errno
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Journal:
 
     def write(self, record: Record) -> None:
         """Stores or replaces a record. Blocks for a file write."""
-        line = (json.dumps(asdict(record)) + "\n").encode()
+        line = (json.dumps(record, default=_fields) + "\n").encode()
         path = self._path(record.id)
         try:
             _put(path, os.O_APPEND, line)
@@ -87,6 +87,10 @@ class Journal:
 
     def _path(self, sandbox_id: str) -> Path:
         return self._directory / f"{sandbox_id}.json"
+
+
+def _fields(part: Record | ProcessKey) -> dict[str, Any]:
+    return {each.name: getattr(part, each.name) for each in fields(part)}
 
 
 def _put(path: Path, flags: int, line: bytes) -> None:

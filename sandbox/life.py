@@ -46,7 +46,8 @@ class Life:
         self._lock = threading.Lock()  # guards what follows
         self._init: int | None = os.pidfd_open(init_pid)
         self._reason: GoneReason | None = None
-        self._num_active = 0
+        self._num_active = self._num_begun = 0
+        self._still: Counters | None = Counters()  # while nothing runs; None where they have to be read
         self._began_ns = self._last_used_ns = clock.now_ns()
         self._expires_ns = self._began_ns + int(limits.lifetime_s * 1e9)
         self._idle_s = limits.idle_s
@@ -99,7 +100,21 @@ class Life:
 
     def counters(self) -> Counters:
         """How often limits have bitten so far."""
-        return self._ownership.counters()
+        with self._lock:
+            num_begun = self._num_begun
+            # What a network policy has refused is heard of a moment later.
+            is_alone = self._num_active <= 1 and self._ownership.connection is None
+        found = self._ownership.counters()
+        with self._lock:
+            if is_alone and num_begun == self._num_begun:
+                self._still = found
+        return found
+
+    def counters_before(self) -> Counters:
+        """The same for what is about to begin: while nothing runs they stand still, and are known."""
+        with self._lock:
+            still = self._still if self._num_active == 0 else None
+        return still or self.counters()
 
     def break_off(self) -> None:
         """Ends a sandbox that does not end a command."""
@@ -131,6 +146,8 @@ class Life:
         self.touch()
         with self._lock:
             self._num_active += 1
+            self._num_begun += 1
+            self._still = None
 
     def finish(self) -> None:
         """It has ended; when it was the last, the idle time starts."""

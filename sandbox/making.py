@@ -134,12 +134,15 @@ def _make(order: Order, content: Content | None) -> Made:
         _check_fit(content.snapshot, info)
     prepared = prepare_image(order.image, state_dir=state, init=INIT_BINARY, toolkit=order.toolkit)
     first_id = _fresh_uid() if _is_privileged() else _FIRST_ADOPTED if helper is not None else 0
-    plan = _plan(order, info, prepared, hierarchies, first_id, covers=covers_of(rules, prepared))
+    groups = cgroups.plan_groups(hierarchies, cgroups.state_key(state), info.id)
+    plan = _plan(
+        order, info, prepared, hierarchies, first_id, groups=groups, covers=covers_of(rules, prepared)
+    )
     ownership = Ownership(
         info.id,
         state_dir=state,
         substrate=order.substrate,
-        groups=cgroups.plan_groups(hierarchies, cgroups.state_key(state), info.id),
+        groups=groups,
         all_hierarchies=plan.all_hierarchies,
         profile=profile,
         guard=guard,
@@ -202,10 +205,10 @@ def _plan(
     hierarchies: tuple[cgroups.Hierarchy, ...],
     first_id: int,
     *,
+    groups: tuple[cgroups.Group, ...],
     covers: Covers,
 ) -> LaunchPlan:
     is_adopted = first_id == _FIRST_ADOPTED
-    groups = cgroups.plan_groups(hierarchies, cgroups.state_key(order.state_dir), info.id)
     blueprint = Blueprint(
         id=info.id,
         image=image,

@@ -21,6 +21,7 @@ from sandbox.policy import Network
 from sandbox.policy.apparmor import Profile
 from sandbox.policy.apparmor_profiles import LoadedProfiles
 from sandbox.processes import boot_id, find_process, this_process
+from sandbox.refusals import Counts
 
 _END_PATIENCE_S = 5.0
 
@@ -111,11 +112,14 @@ class Ownership:
 
     def counters(self) -> cgroups.Counters:
         """How often limits have bitten so far, the network policy's and the guard's among them."""
-        counters = self.groups.counters()
+        return replace(self.groups.counters(), refused=self.refused())
+
+    def refused(self) -> Counts:
+        """What the network policy and the guard have refused so far."""
         refused = {} if self.connection is None else dict(self.connection.counts())
         if self._guard is not None and self._sealed:
             refused.update(self._guard.refused(self._sealed))
-        return replace(counters, refused=refused)
+        return refused
 
     def note_processes(self, launched: Launched) -> None:
         """Enters the processes, now that they run in their namespaces, and seals the group. OSError."""

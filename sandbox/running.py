@@ -43,6 +43,10 @@ class Host(Protocol):
         """How often limits have bitten so far."""
         ...
 
+    def counters_before(self) -> Counters:
+        """The same for what is about to begin."""
+        ...
+
     def break_off(self) -> None:
         """Ends the sandbox, which did not end a command. Called on the channel's thread; does not block."""
         ...
@@ -101,7 +105,7 @@ class RunningCommand:
         self._input = Input(call.stdin, stays_open=call.stdin_stays_open, channel=channel)
         self._feed = Feed(call.watchers, self.kill) if call.watchers.any() else None
         self._verdict: Reason | None = None  # why we ended it, where we did
-        self._before = host.counters()
+        self._before = host.counters_before()
         self._started_ns = clock.now_ns()
         self._deadline_ns, self._paused_before_ns = self._started_ns + call.timeout_ns, 0
         self._plumbing: Plumbing | None = None

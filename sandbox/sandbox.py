@@ -207,7 +207,7 @@ class Sandbox:
     @property
     def denials(self) -> tuple[Denial, ...]:
         """What its network policy has refused so far, each kind of attempt counted."""
-        return denials_since({}, self._ownership.counters().refused)
+        return denials_since({}, self._ownership.refused())
 
     @property
     def network_version(self) -> int:
@@ -370,7 +370,7 @@ class Sandbox:
 
     def _refused(self) -> dict[str, int]:
         """What the audit log says at the end: all attempts, and those that have no line of their own."""
-        count = sum(self._ownership.counters().refused.values())
+        count = sum(self._ownership.refused().values())
         return {"refused": count, "left_out": self._made.refusals.num_left_out} if count else {}
 
     def __enter__(self) -> Self:

@@ -4,8 +4,9 @@
 #include "dockyard.h"
 
 #include <sys/sendfile.h>
+#include <sys/syscall.h>
 
-enum { MAX_DEPTH = 128, MAX_ROUNDS = 100, MAX_STEPS = 1000, MOST_AT_ONCE = 1 << 30 };
+enum { NO_REPLACE = 1, MAX_DEPTH = 128, MAX_ROUNDS = 100, MAX_STEPS = 1000, MOST_AT_ONCE = 1 << 30 };
 
 static uint32_t num_moved, steps_left; /* directories, and entries to look at, by the removal under way */
 
@@ -30,7 +31,7 @@ static uint32_t write_file(const struct message *call, int content) {
 static int move_up(int at, const char *name, int top) {
     char moved[32];
     do snprintf(moved, sizeof moved, ".dockyard-%u", num_moved++);
-    while (renameat2(at, name, top, moved, RENAME_NOREPLACE) && errno == EEXIST);
+    while (syscall(SYS_renameat2, at, name, top, moved, NO_REPLACE) && errno == EEXIST);
     return errno;
 }
 

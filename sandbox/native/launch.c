@@ -291,7 +291,7 @@ static void leave_session_keyring(void) {
 
 static void become(char **words, int program) {
     if (program < 0) execv(words[0], words);
-    else execveat(PROGRAM_FD, "", words, environ, AT_EMPTY_PATH);
+    else syscall(SYS_execveat, PROGRAM_FD, "", words, environ, AT_EMPTY_PATH);
     fail("run %s", words[0]);
 }
 

@@ -40,6 +40,9 @@ class Owner:
     num_touched: int = 0
     replies: list[Frame] = field(default_factory=list[Frame])
 
+    def counters_before(self) -> Counters:
+        return Counters()
+
     def counters(self) -> Counters:
         return Counters()
 
