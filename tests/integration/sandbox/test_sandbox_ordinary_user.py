@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="every other test runs
 COMMON = r"""
 import json, sys
 from pathlib import Path
-from sandbox import Sandbox
+from sandbox import Policy, Sandbox, sandboxes
 from sandbox.audit import check_integrity, sweep
 from sandbox.errors import UnsupportedError
 
@@ -52,6 +52,14 @@ def look(**wishes):
         box.files.write("/workspace/a", "text")
         seen["file"] = box.files.read("/workspace/a").decode()
         seen["devices"] = box.commands.run("echo x > /dev/null && head -c 4 /dev/zero | wc -c").stdout.strip()
+    narrow = Policy(masked=("/usr/share",), read_only=("/root",), devices=frozenset({"tty"}))
+    with Sandbox.create(policy=narrow, labels={"a": "b"}, env={"TOKEN": "7"}, **wishes, **options) as box:
+        probe = "ls /usr/share | wc -l; touch /root/a 2>/dev/null; echo $?"
+        probe += "; head -c 1 /dev/zero | wc -c; echo $TOKEN"
+        seen["narrow"] = box.commands.run(probe).stdout.split()
+        seen["by id"] = [each.id == box.id for each in Sandbox.list(labels={"a": "b"}, state_dir=state)]
+        attached = sandboxes.attach(box.id, state_dir=state)
+        seen["attached"] = attached.commands.run("echo on").stdout
     return seen
 """
 WHOLE = (
@@ -87,6 +95,9 @@ def check_common(seen: dict[str, object]) -> None:
     assert seen["devices"] == "4"
     assert seen["power"] == ["CapBnd:", "0" * 16, "NoNewPrivs:", "1", "Seccomp:", "2"]
     assert seen["mount"] != 0
+    assert seen["narrow"] == ["0", "1", "0", "7"]
+    assert seen["by id"] == [True]
+    assert seen["attached"] == "on\n"
 
 
 def test_an_ordinary_user_gets_what_the_host_can_enforce_and_is_told_the_rest(user: User):
