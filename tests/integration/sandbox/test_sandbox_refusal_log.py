@@ -56,4 +56,4 @@ def test_a_sandbox_that_is_refused_without_end_does_not_fill_the_log(connect, st
     assert (state_dir / FILE_NAME).stat().st_size - before < (MAX_LINES + 10) * 1024
     (end,) = lines(state_dir, box.id, "end")
     assert end["refused"] == refused
-    assert end["left_out"] >= refused - MAX_LINES - 8000  # the kernel's own log may have had no room either
+    assert 0 < end["left_out"] <= refused
