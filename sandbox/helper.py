@@ -51,14 +51,15 @@ class Helper:
             found = cgroups.find_hierarchies(below=below)
         return found
 
+    def join(self, sandbox_id: str, pid: int) -> None:
+        """Puts a process, as `adopt` takes it, into the sandbox's group of version 2, for which the kernel
+        mostly waits some milliseconds. StartError."""
+        self._ask_about("join", sandbox_id, f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY)
+
     def adopt(self, sandbox_id: str, pid: int) -> None:
-        """Puts a process, which is in a user namespace of its own without ids, into the sandbox's groups, and
-        gives the namespace ids: 0 is this user, 1 to 65,536 are nobody else's. StartError, CapacityError."""
-        process = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self._ask("adopt", sandbox_id, process)
-        finally:
-            os.close(process)
+        """Gives a process's user namespace, which this user has made and which has none, ids for a sandbox: 0
+        is this user, 1 to 65,536 are nobody else's. StartError, CapacityError."""
+        self._ask_about("adopt", sandbox_id, f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY)
 
     def link(self, sandbox_id: str, pid: int) -> Linked:
         """Fences the sandbox's cgroup and gives the network namespace of a process a link, through which
@@ -93,6 +94,13 @@ class Helper:
         """Whatever was made through it ends."""
         with self._lock:
             self._connection.close()
+
+    def _ask_about(self, verb: str, name: str, path: str, flags: int) -> None:
+        fd = os.open(path, flags | os.O_CLOEXEC)
+        try:
+            self._ask(verb, name, fd)
+        finally:
+            os.close(fd)
 
     def _ask(self, verb: str, name: str, *fds: int) -> tuple[dict[str, Any], list[int]]:
         record = json.dumps({verb: name}).encode()

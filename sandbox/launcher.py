@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from sandbox.errors import StartError
 from sandbox.sealed import sealed_copy
@@ -17,13 +17,24 @@ from sandbox.substrates.base import DETACHED, LaunchPlan
 from sandbox.wire import FRAME_BYTES, WIRE_VERSION, Kind, decode
 
 HELLO_PATIENCE_S = 20.0
-Adopt = Callable[[int, socket.socket | None], None]
-"""Gives the user namespace of a process ids, and its network a link; with a socket of that, for a
-resolver."""
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _FAILURE_BYTES = 4096
 # For bubblewrap and the runtimes; a sandbox's commands never see it.
 _LAUNCH_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+
+
+class Adopter(Protocol):
+    """Who does with privilege what a launcher in a user namespace of its own cannot. Each raises a
+    SandboxError."""
+
+    def adopt(self, pid: int) -> None:
+        """Gives its user namespace ids."""
+        ...
+
+    def join(self, pid: int, resolver: socket.socket | None) -> None:
+        """Puts it into cgroups of version 2, and gives its network a link, where there is to be one: with a
+        socket of that, for a resolver. The launcher mounts meanwhile, and starts nothing."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +77,10 @@ def launch(
     sandbox_id: str,
     handed: Handed,
     meanwhile: Callable[[], None],
-    adopt: Adopt | None = None,
+    adopter: Adopter | None = None,
     patience_s: float = HELLO_PATIENCE_S,
 ) -> Launched:
-    """Starts it, calls `meanwhile` and `adopt`, and waits for init's hello. Blocks for milliseconds, and as
+    """Starts it, calls `meanwhile` and `adopter`, and waits for init's hello. Blocks for milliseconds, and as
     long as its content takes to copy; `patience_s` at most.
 
     Raises StartError with the launcher's own words when it does not come up, and then leaves nothing running.
@@ -79,15 +90,15 @@ def launch(
         on_failure.callback(ours.close)
         # Before anything is sent: the kernel adds the sender's pid only for one who has asked already.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        adopter = None if adopt is None else _Adopter(adopt)
-        with theirs, adopter or nullcontext(), _memory_file(b"") as errors:
-            process = _spawn(init, plan, handed, theirs, errors, adopter=adopter)
+        adoption = None if adopter is None else _Adoption(adopter)
+        with theirs, adoption or nullcontext(), _memory_file(b"") as errors:
+            process = _spawn(init, plan, handed, theirs, errors, adoption=adoption)
             theirs.close()  # or the stream would not end with the sandbox
             on_failure.callback(_end, process)
             meanwhile()
             try:
-                if adopter is not None:
-                    adopter.serve(process.pid, patience_s)
+                if adoption is not None:
+                    adoption.serve(process.pid, patience_s)
                 init_pid = _await_hello(ours, patience_s)
             except (OSError, ValueError) as error:
                 _end(process)
@@ -98,11 +109,11 @@ def launch(
     return Launched(process, ours, init_pid)
 
 
-class _Adopter:
+class _Adoption:
     """The socket on which a launcher in a user namespace of its own asks for ids. A context manager."""
 
-    def __init__(self, adopt: Adopt) -> None:
-        self._adopt = adopt
+    def __init__(self, adopter: Adopter) -> None:
+        self._adopter = adopter
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def __enter__(self) -> Self:
@@ -121,14 +132,22 @@ class _Adopter:
         return (self._theirs.fileno(),)
 
     def serve(self, pid: int, patience_s: float) -> None:
-        """Waits until it asks, and lets it go on once it is adopted. ValueError, OSError, and what adopting
-        raises."""
+        """Waits until it asks, lets it go on once it has ids, and to the end once it is in its cgroups.
+        ValueError, OSError, and what adopting raises."""
         self._theirs.close()
         self._ours.settimeout(patience_s)
         data, fds, _, _ = socket.recv_fds(self._ours, FRAME_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise ValueError("its launcher ended before it had ids")
-        self._adopt(pid, socket.socket(fileno=fds[0]) if fds else None)
+        resolver = socket.socket(fileno=fds[0]) if fds else None
+        try:
+            self._adopter.adopt(pid)
+            self._ours.send(b"\0")
+        except BaseException:
+            if resolver is not None:
+                resolver.close()
+            raise
+        self._adopter.join(pid, resolver)
         self._ours.send(b"\0")
 
 
@@ -139,7 +158,7 @@ def _spawn(
     control: socket.socket,
     errors: int,
     *,
-    adopter: "_Adopter | None",
+    adoption: "_Adoption | None",
 ) -> subprocess.Popen[bytes]:
     given = {"--control": control.fileno()}
     with ExitStack() as files:
@@ -153,14 +172,14 @@ def _spawn(
         if plan.is_sealed and (program := sealed_copy(plan.program[0])) is not None:
             given["--program"] = program
         options = [word for option, fd in given.items() for word in (option, str(fd))]
-        options += [] if adopter is None else adopter.words()
+        options += [] if adoption is None else adoption.words()
         return subprocess.Popen(
             [str(init), "launch", *options, *plan.options, *handed.words(), "--", *plan.program],
             stdin=nothing,
             stdout=errors,
             stderr=errors,
             env=_LAUNCH_ENV,
-            pass_fds=(*given.values(), *handed.fds(), *(() if adopter is None else adopter.fds())),
+            pass_fds=(*given.values(), *handed.fds(), *(() if adoption is None else adoption.fds())),
         )
 
 

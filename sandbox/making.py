@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +11,19 @@ from protocol.ids import new_id
 from sandbox import cgroups
 from sandbox.audit_log import SandboxLog, of_limits, policy_digest
 from sandbox.covers import Covers, covers_of
-from sandbox.egress.helped import HelpedEgress, Uplink, shared_uplink
+from sandbox.egress.helped import HelpedEgress, shared_uplink
 from sandbox.egress.service import Egress
 from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.guard.node import Guard, shared_guard
 from sandbox.helper import Helper, shared_helper
 from sandbox.images import Image, prepare_image
-from sandbox.launcher import HELLO_PATIENCE_S, Adopt, Handed, Launched, launch
+from sandbox.launcher import HELLO_PATIENCE_S, Handed, Launched, launch
 from sandbox.layers.choice import choose
 from sandbox.limits import LAYER_IN_MEMORY, LimitName, Limits, settle
 from sandbox.orders import Order
 from sandbox.ownership import Ownership
 from sandbox.places import INIT_BINARY
-from sandbox.policy import Network, Policy, Protection, apparmor, apparmor_profiles, landlock
+from sandbox.policy import Policy, Protection, apparmor, apparmor_profiles, landlock
 from sandbox.policy.apparmor import Profile
 from sandbox.refusal_log import RefusalLog
 from sandbox.shortfalls import tell_once
@@ -163,7 +162,7 @@ def _make(order: Order, content: Content | None) -> Made:
             sandbox_id=info.id,
             handed=handed,
             meanwhile=lambda: ownership.limit(info.limits),
-            adopt=None if helper is None else _adopt_by(helper, ownership, uplink, network),
+            adopter=None if helper is None else ownership.adopter(helper, uplink, network),
             patience_s=HELLO_PATIENCE_S if content is None else _copy_patience_s(info.limits),
         )
         ownership.note_processes(launched)
@@ -215,7 +214,8 @@ def _plan(
         limits=info.limits,
         owner_uid=first_id,
         privileged=_is_privileged(),
-        cgroups=() if is_adopted else tuple(group.path for group in groups),
+        # What is in version 2, only somebody with privilege may change for an ordinary user.
+        cgroups=tuple(group.path for group in groups if not is_adopted or group.hierarchy.version == 1),
         num_ids=UIDS_A_SANDBOX if first_id else 1,
         is_adopted=is_adopted,
         pids_by_rlimit="pids" not in cgroups.enforceable(hierarchies),
@@ -228,17 +228,6 @@ def _plan(
         covers=covers,
     )
     return find_substrate(info.substrate).plan(blueprint)
-
-
-def _adopt_by(helper: Helper, ownership: Ownership, uplink: Uplink | None, network: Network | None) -> Adopt:
-    """What the launcher waits for once it has namespaces."""
-
-    def adopt(pid: int, resolver: socket.socket | None) -> None:
-        ownership.adopt(helper, pid)
-        if isinstance(uplink, HelpedEgress) and network is not None and resolver is not None:
-            ownership.connect_adopted(uplink, network, pid, resolver)
-
-    return adopt
 
 
 def _gaps(order: Order, helper: Helper | None) -> tuple[str, ...]:

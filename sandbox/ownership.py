@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sandbox import cgroups
 from sandbox.egress.connection import Connection
-from sandbox.egress.helped import HelpedEgress
+from sandbox.egress.helped import HelpedEgress, Uplink
 from sandbox.egress.service import Egress
 from sandbox.errors import UnsupportedError
 from sandbox.guard.node import Guard
@@ -28,8 +28,7 @@ _END_PATIENCE_S = 5.0
 
 class Ownership:
     """One sandbox's cgroups, writable layer, network and journal entry. Its owner calls `create`, `connect`
-    (if there is a network), `limit`, `adopt` and `connect_adopted` (where a helper does that),
-    `note_processes` and `release`, in this order, from any one thread at a
+    (if there is a network), `limit`, `note_processes` and `release`, in this order, from any one thread at a
     time; `release` is right after any of them. `counters` is for any thread."""
 
     def __init__(
@@ -93,22 +92,14 @@ class Ownership:
         self._journal.write(self._record)
         return self.connection.link.namespace
 
-    def adopt(self, helper: Helper, pid: int) -> None:
-        """Has the helper put a launcher into the cgroups and give its user namespace ids. Raises
-        CapacityError or StartError."""
+    def adopter(self, helper: Helper, uplink: Uplink | None, network: Network | None) -> "HelpedLaunch":
+        """Does for its launcher what a helper has to do. Once for a sandbox."""
         self._helper = helper
-        helper.adopt(self._record.id, pid)
+        return HelpedLaunch(self, helper, self._record.id, uplink, network)
 
-    def connect_adopted(
-        self, egress: HelpedEgress, network: Network, pid: int, resolver: socket.socket
-    ) -> None:
-        """Guards the cgroups and links the launcher's network namespace, of which `resolver` is a socket.
-        Raises as `connect` does."""
-        group = self.groups.unified
-        if group is None:
-            raise UnsupportedError("a sandbox with a network needs cgroups of version 2")
-        self._egress = egress
-        self.connection = egress.connect_process(self._record.id, group, network, pid, resolver)
+    def take_connection(self, egress: HelpedEgress, connection: Connection) -> None:
+        """One that the helper has made, in the place of `connect`."""
+        self._egress, self.connection = egress, connection
 
     def counters(self) -> cgroups.Counters:
         """How often limits have bitten so far, the network policy's and the guard's among them."""
@@ -153,3 +144,31 @@ class Ownership:
             cgroups.remove_group(path)
         self._profiles.release(self._record.id)
         self._journal.remove(self._record.id)
+
+
+class HelpedLaunch:
+    """What the helper does for one launcher of an ordinary user's: an Adopter. Raises CapacityError,
+    StartError and UnsupportedError."""
+
+    def __init__(
+        self, ownership: Ownership, helper: Helper, name: str, uplink: Uplink | None, network: Network | None
+    ) -> None:
+        self._ownership, self._helper, self._name = ownership, helper, name
+        self._uplink, self._network = uplink, network
+
+    def adopt(self, pid: int) -> None:
+        """Its user namespace gets ids."""
+        self._helper.adopt(self._name, pid)
+
+    def join(self, pid: int, resolver: socket.socket | None) -> None:
+        """It gets into its group of version 2, and its network a link where there are rules."""
+        group = self._ownership.groups.unified
+        if group is not None:
+            self._helper.join(self._name, pid)
+        if resolver is None or self._network is None or not isinstance(self._uplink, HelpedEgress):
+            return
+        if group is None:
+            resolver.close()
+            raise UnsupportedError("a sandbox with a network needs cgroups of version 2")
+        connection = self._uplink.connect_process(self._name, group, self._network, pid, resolver)
+        self._ownership.take_connection(self._uplink, connection)

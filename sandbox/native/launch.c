@@ -61,7 +61,7 @@ struct plan {
     bool detached;     /* the program goes away once the sandbox runs, whose parent we are then */
     bool no_network;   /* make a network namespace with nothing but a loopback */
     bool linked;       /* make one at once, for the adopter to put a link in */
-    int adopter;       /* socket of who maps ids and joins cgroups for our user namespace; -1 = it has our own id */
+    int adopter;       /* socket of who gives our user namespace ids, and us to a cgroup; -1 = it has our own id */
     int network;       /* or enter this one */
 };
 
@@ -127,10 +127,13 @@ static int read_plan(struct plan *plan, int argc, char **argv) {
     return 0;
 }
 
+/* Version 1 lets a thread move itself at once; with whole processes, and in version 2, the kernel waits some
+ * milliseconds until nobody forks. This process has one thread. */
 static void join_cgroups(const struct plan *plan) {
     char path[4096];
     for (int i = 0; i < plan->num_cgroups; i++) {
-        snprintf(path, sizeof path, "%s/cgroup.procs", plan->cgroups[i]);
+        snprintf(path, sizeof path, "%s/tasks", plan->cgroups[i]);
+        if (access(path, W_OK)) snprintf(path, sizeof path, "%s/cgroup.procs", plan->cgroups[i]);
         write_text(path, "0");
     }
 }
@@ -344,6 +347,7 @@ int launch(int argc, char **argv) {
     if (plan.terminals) mount_terminals(plan.terminals);
     if (plan.config >= 0) copy_config(plan.config);
     take_namespaces(&maker, "/tmp/user", &order);
+    if (plan.adopter >= 0) await_word(plan.adopter); /* nothing of the sandbox runs before it is in its cgroups */
     keep_only(plan.control, plan.filter, mounts, plan.detached ? layer : -1, plan.program);
     if (chdir("/")) fail("chdir /");
     if (plan.drop) drop_to(plan.owner);

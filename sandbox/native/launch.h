@@ -9,8 +9,10 @@ void start_loopback(void);
 void lower_limits(void);
 void lower_counts(void);
 void map_own_id(uid_t uid, gid_t gid);
-/* Asks the owner for it, and waits; with `linked`, hands over a socket for a resolver */
+/* Asks the owner for ids, and waits; with `linked`, hands over a socket for a resolver */
 void await_adoption(int adopter, bool linked);
+/* And again for what takes longer: a cgroup, a link */
+void await_word(int adopter);
 void drop_to(uid_t uid);
 
 struct order {

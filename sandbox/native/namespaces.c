@@ -54,13 +54,16 @@ static int open_resolver(void) {
     return fd;
 }
 
-/* From now on the user namespace has ids, and we are in cgroups. */
-void await_adoption(int adopter, bool linked) {
+void await_word(int adopter) {
     char byte;
+    if (read(adopter, &byte, 1) != 1) exit(125); /* the owner says why */
+}
+
+void await_adoption(int adopter, bool linked) {
     int resolver = linked ? open_resolver() : -1;
     send_message(adopter, 0, HELLO, WIRE_VERSION, 0, resolver);
-    if (read(adopter, &byte, 1) != 1) exit(125); /* the owner says why */
-    close(adopter), close(resolver);
+    close(resolver);
+    await_word(adopter);
 }
 
 /* The buffer sizes are what a connection may hold although the limit on socket memory is reached: the kernel

@@ -59,17 +59,17 @@ class Caller:
     def _answer(self, data: bytes, fds: list[int]) -> _Answer:
         if self._uid != self._node.uid:
             raise Refused("foreign", f"this helper serves uid {self._node.uid}, not uid {self._uid}")
-        verbs = {"open0": self._open, "adopt1": self._adopt, "link1": self._link, "release0": self._release}
+        verbs = {"open0": self._open, "adopt1": self._adopt, "join1": self._join, "link1": self._link}
         try:
             ((verb, name),) = json.loads(data if len(data) <= _MOST_BYTES else b"").items()
-            answer = verbs[f"{verb}{len(fds)}"]
+            answer = (verbs | {"release0": self._release})[f"{verb}{len(fds)}"]
             pattern = self.state or f"u{self._uid}x[0-9a-f]{{12}}" if verb == "open" else "sbx-[0-9a-z]{1,32}"
             is_own = re.fullmatch(pattern, name) and (verb == "open" or self.state)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise Refused("bad-record", f"no request: {len(data)} bytes, {len(fds)} descriptors") from None
         if not is_own:
             raise Refused("not-yours", f"{name!r} is no name for this caller to {verb}")
-        taken = self.ids if verb == "adopt" else self._links
+        taken = {"adopt": self.ids, "link": self._links}.get(verb, {})
         if fds and (name in taken or len(taken) >= _MOST_SANDBOXES):
             raise Refused("full", f"{name} has its own, or {len(taken)} others have theirs")
         return answer(name, *fds)
@@ -82,22 +82,22 @@ class Caller:
         return {}, []
 
     def _adopt(self, sandbox: str, process: int) -> _Answer:
-        pid = str(adoption.checked_pid(process, self._uid))
-        places = [top / self.state / sandbox / "cgroup.procs" for top in self._node.tops]
-        for place in filter(Path.exists, places):
-            groups.write(place, pid)
+        adoption.checked_pid(process, self._uid)
         first = adoption.draw_ids({each for caller in self._node.callers for each in caller.ids.values()})
-        try:
-            for kind, own in (("uid_map", self._uid), ("gid_map", self._gid)):  # inside, the user is 0
-                groups.write(
-                    Path(f"/proc/self/fd/{process}", kind), f"0 {own} 1\n1 {first} {adoption.NUM_IDS}\n"
-                )
-        except ProcessLookupError:  # it has ended, and another that has its pid now may have been moved
-            for top in self._node.tops:
-                groups.write(top.parent / "cgroup.procs", pid)
-            raise
+        for kind, own in (("uid_map", self._uid), ("gid_map", self._gid)):  # inside, the user is 0
+            groups.write(Path(f"/proc/self/fd/{process}", kind), f"0 {own} 1\n1 {first} {adoption.NUM_IDS}\n")
         self.ids[sandbox] = first
         return {"first": first}, []
+
+    def _join(self, sandbox: str, process: int) -> _Answer:
+        pid, top = str(adoption.checked_pid(process, self._uid)), self._node.tops[0]
+        groups.write(top / self.state / sandbox / "cgroup.procs", pid)
+        try:
+            adoption.checked_pid(process, self._uid)
+        except OSError:  # it has ended, and another that has its pid now may have been moved
+            groups.write(top.parent / "cgroup.procs", pid)
+            raise
+        return {}, []
 
     def _link(self, sandbox: str, namespace: int) -> _Answer:
         adoption.check_network(namespace, self._uid)
