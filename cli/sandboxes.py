@@ -23,6 +23,7 @@ from sandbox.audit_log import entries
 from sandbox.errors import InvalidArgument
 from sandbox.layers import LayerWish
 from sandbox.limits import MIB
+from sandbox.policy.document import read_policy
 
 SandboxId = Annotated[str, typer.Argument(metavar="ID", help="Of `dockyard sandbox list`.")]
 StdinFlag = Annotated[
@@ -42,14 +43,21 @@ def run_command(
     substrate: Annotated[
         Literal["function", "container"], typer.Option(help="How it is isolated.")
     ] = "function",
-    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds.")] = 60.0,
+    policy_file: Annotated[
+        Path | None, typer.Option("--policy", help="A JSON file of a policy. Default: no network.")
+    ] = None,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", min=0.1, help="Seconds. Default: the policy's, or 60.")
+    ] = None,
     memory_mb: Annotated[
         int | None, typer.Option(min=16, help="MiB; a writable layer in memory counts. Default: 512.")
     ] = None,
     disk_mb: Annotated[
         int | None, typer.Option(min=1, help="MiB of the writable layer. Default: 256.")
     ] = None,
-    layer: Annotated[LayerWish, typer.Option(help="Where what is written lies; auto is memory.")] = "auto",
+    layer: Annotated[
+        LayerWish, typer.Option(help="Where what is written lies; auto: as the policy says, else memory.")
+    ] = "auto",
     snapshot: Annotated[
         str | None, typer.Option(help="Name of a snapshot that its writable layer begins with.")
     ] = None,
@@ -63,19 +71,23 @@ def run_command(
     with_stdin: StdinFlag = False,
     as_json: JsonFlag = False,
 ) -> int:
-    """Run one command in a fresh sandbox without network, and remove it. Exits as the command does.
+    """Run one command in a fresh sandbox, without network unless a policy has one, and remove it.
+
+    Exits as the command does.
 
     Example: dockyard sandbox run -- python3 -c "print(1 + 1)"
 
     Example: echo "print(2)" | dockyard sandbox run --stdin -- python3 -
 
-    Example: dockyard sandbox run --keep ready -- "echo 1 > a"; dockyard sandbox run --snapshot ready -- cat a
+    Example: dockyard sandbox run --policy narrow.json -- make test
+
+    Example: dockyard sandbox run --keep ready -- "touch a"; dockyard sandbox run --snapshot ready -- ls
     """
     _check_memory(memory_mb)
     state = StateFolder(load_config().state_dir)
     stdin = sys.stdin.buffer.read() if with_stdin else b""
     with Sandbox.create(
-        substrate=substrate, policy=Policy(network="none"), memory_mb=memory_mb, pids=pids,
+        substrate=substrate, policy=_policy(policy_file), memory_mb=memory_mb, pids=pids,
         disk_mb=disk_mb, layer=layer, snapshot=snapshot, env=given_environment(env),
         state_dir=state.sandboxes, toolkit=state.toolkit,
     ) as box:  # fmt: skip
@@ -124,6 +136,10 @@ def _told(result: CommandResult, as_json: bool) -> int:
         for denial in result.denials:
             typer.echo(f"dockyard: {denial.limit} limit: {denial.detail}", err=True)
     return result.exit_code if result.exit_code is not None else 1
+
+
+def _policy(file: Path | None) -> Policy:
+    return Policy(network="none") if file is None else read_policy(file.read_text())
 
 
 def _check_memory(memory_mb: int | None) -> None:

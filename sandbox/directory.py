@@ -56,6 +56,13 @@ class Directory(Generic[T]):
         self._live: dict[tuple[Path, str], T] = {}
         self._ended: OrderedDict[tuple[Path, str], SandboxGone] = OrderedDict()
         self._door = Door(self._answer)
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """In a child of a fork, which has its parent's objects and none of the threads that serve them: what
+        the parent has is another process's."""
+        self._lock, self._live, self._ended = threading.Lock(), {}, OrderedDict()
+        self._door.leave()
 
     def add(self, state_dir: Path, member: T) -> None:
         """One that has come up. The first opens this process's door."""

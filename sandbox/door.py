@@ -42,12 +42,13 @@ Answer = Callable[[Request, HasLeft], Any]  # in values of JSON; raises SandboxE
 
 
 class Door:
-    """Of this process. Thread-safe. A process that forks has none until it opens its own."""
+    """Of this process. Thread-safe."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._lock = threading.Lock()  # guards what follows
         self._opened_by: ProcessKey | None = None
+        self._listener: socket.socket | None = None
         self._room = _Room(_MOST_AT_ONCE)
 
     def open(self) -> bool:
@@ -68,8 +69,15 @@ class Door:
                 except BaseException:
                     listener.close()
                     raise
-                self._opened_by = owner
+                self._opened_by, self._listener = owner, listener
             return self._opened_by == owner
+
+    def leave(self) -> None:
+        """In a child of a fork: the door is its parent's. Nobody else calls it."""
+        self._lock = threading.Lock()  # which another thread of the parent may have held
+        if self._listener is not None:
+            self._listener.close()
+        self._opened_by = self._listener = None
 
     def _serve(self, listener: socket.socket) -> None:
         while True:

@@ -9,8 +9,17 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
+from sandbox.errors import InvalidArgument
 from sandbox.layers import LayerWish
 from sandbox.policy.network import Network
 
@@ -137,6 +146,16 @@ class Policy(BaseModel):
     def protections(self) -> frozenset[Protection]:
         """Those that are asked for. A host that lacks one makes no sandbox, but for WANTED ones."""
         return frozenset(PROTECTIONS) - self.without
+
+
+def read_policy(text: str) -> Policy:
+    """A policy of its JSON. Raises InvalidArgument, which names the field."""
+    try:
+        return Policy.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"])) or "policy"
+        raise InvalidArgument(f"{field}: {first['msg']}", hint="see the fields of sandbox.Policy") from error
 
 
 def _plain(place: str) -> str:

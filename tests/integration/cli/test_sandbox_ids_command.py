@@ -119,3 +119,30 @@ def test_a_variable_by_name_reaches_the_command(tmp_path: Path):
     )
     assert missing.returncode == 2
     assert "NO_SUCH_NAME" in missing.stderr
+
+
+def test_a_policy_of_a_file_holds_and_one_that_widens_is_refused(tmp_path: Path):
+    def run(text: str, *command: str) -> "subprocess.CompletedProcess[str]":
+        (tmp_path / "policy.json").write_text(text)
+        words = [
+            sys.executable,
+            "-m",
+            "cli.main",
+            "sandbox",
+            "run",
+            "--json",
+            "--policy",
+            f"{tmp_path}/policy.json",
+        ]
+        return subprocess.run(
+            [*words, "--", *command], capture_output=True, text=True, timeout=120, check=False
+        )
+
+    done = run('{"masked": ["/usr/share"], "max_timeout_s": 5}', "ls /usr/share")
+    assert (done.returncode, json.loads(done.stdout)["stdout"]) == (0, "")
+    done = run('{"capabilities": ["CAP_SYS_ADMIN"]}', "true")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (2, "invalid_argument")
+    assert error["message"].startswith("capabilities: ")
+    done = run('{"network": ', "true")
+    assert (done.returncode, json.loads(done.stdout)["error"]["message"].split(":")[0]) == (2, "policy")

@@ -233,3 +233,30 @@ def test_no_sandbox_finds_the_door(create: Create, substrate: str):
     assert create(substrate=substrate).commands.run(words).stdout == "Connection refused\n"
     outside = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=True)
     assert outside.stdout == "open\n"
+
+
+FORK = """
+import os, sys
+from sandbox import Sandbox, sandboxes
+from sandbox.errors import UnsupportedError
+state, toolkit = sys.argv[1:]
+with Sandbox.create(state_dir=state, toolkit=toolkit) as box:
+    child = os.fork()
+    if child == 0:
+        try:
+            Sandbox.connect(box.id, state_dir=state)
+        except UnsupportedError:
+            print(sandboxes.attach(box.id, state_dir=state).commands.run("echo asked").stdout, end="")
+        with Sandbox.create(state_dir=state, toolkit=toolkit) as own:
+            print([each.owner_pid == os.getpid() for each in sorted(
+                Sandbox.list(state_dir=state), key=lambda each: each.id != own.id)], flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(box.commands.run("echo own").stdout, end="")
+"""
+
+
+def test_a_forked_process_asks_its_parent(tmp_path: Path, toolkit: Path):
+    words = [sys.executable, "-c", FORK, str(tmp_path), str(toolkit)]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == ["asked", "[True, False]", "own"], done.stderr
