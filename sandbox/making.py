@@ -27,7 +27,7 @@ from sandbox.policy import Policy, Protection, apparmor, apparmor_profiles, land
 from sandbox.policy.apparmor import Profile
 from sandbox.refusal_log import RefusalLog
 from sandbox.shortfalls import tell_once
-from sandbox.snapshots import FIRST_ID, NOT_OURS, Content, Snapshot
+from sandbox.snapshots import FIRST_ID, Content, Snapshot
 from sandbox.substrates import find_substrate
 from sandbox.substrates.base import HOSTNAME, UIDS_A_SANDBOX, Blueprint, LaunchPlan
 from sandbox.substrates.container import is_unverified
@@ -74,7 +74,8 @@ class Made:
     image: Image
     ownership: Ownership
     launched: Launched
-    first_id: int  # of its ids on the host; NOT_OURS where the owner may not read what they have
+    first_id: int  # of its ids on the host, or within the user namespace of the process `within`
+    within: int | None
     layer_at: Path
     log: SandboxLog
     refusals: RefusalLog
@@ -169,12 +170,12 @@ def _make(order: Order, content: Content | None) -> Made:
         layer_at = Path(f"/proc/{launched.process.pid}", plan.layer_at(info.limits.layer))
         log = SandboxLog(state, info.id)
         log.write("create", **_about(info))
-        known_id = first_id if helper is None else NOT_OURS
+        within = None if helper is None else launched.process.pid
         refusals = RefusalLog(log)
         if ownership.connection is not None:
             ownership.connection.refusals.watcher = refusals
         tell_once((*info.shortfalls, *(f"{each} is unverified" for each in info.unverified)))
-        return Made(order, info, prepared, ownership, launched, known_id, layer_at, log, refusals)
+        return Made(order, info, prepared, ownership, launched, first_id, within, layer_at, log, refusals)
     except BaseException:
         if launched is not None:
             launched.control.close()  # upon which init ends, and the launcher with it

@@ -320,7 +320,10 @@ class Sandbox:
 
     def _source(self) -> Source:
         info, made = self._info, self._made
-        return Source(self.id, info.image, info.substrate, made.layer_at, made.first_id, self._check)
+        return Source(
+            self.id, info.image, info.substrate, made.layer_at, made.first_id, self._check,
+            made.order.state_dir, made.within,
+        )  # fmt: skip
 
     def _check(self) -> None:
         if (gone := self._life.gone()) is not None:

@@ -21,12 +21,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError, UnsupportedError
+from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError
 from sandbox.host_tree import remove_tree
 from sandbox.places import INIT_BINARY, default_state_dir
 
 FIRST_ID = 0x6FFF0000  # of all trees; sandboxes get others
-NOT_OURS = -1  # in the place of the first of a sandbox's ids: the owner is not root, and they are not his
+_NO_LIMIT = 1 << 62  # bytes: of a layer, which has one
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOO_MUCH = 3  # status of a copy that has reached its limit
 
@@ -69,22 +69,28 @@ class Source:
     directory: Path
     first_id: int  # of the sandbox's ids
     check: Callable[[], None]  # raises SandboxGone where the sandbox has ended
+    state_dir: Path
+    within: int | None = None  # process in whose user namespace the ids are that; None: of this process
 
     @contextmanager
     def opened(self) -> Generator[Content]:
         """As content of another sandbox's layer, which is to be read while this one does not change. A
-        sandbox that is killed lets its processes go on for a moment: whoever has read it checks again.
-        UnsupportedError where its files are not this user's to read."""
-        if self.first_id == NOT_OURS:
-            raise UnsupportedError(
-                f"sandbox {self.sandbox_id} has ids of its own, whose files an ordinary user cannot copy",
-                hint="snapshots and forks of such sandboxes are root's to make",
-                sandbox_id=self.sandbox_id,
-            )
+        sandbox that is killed lets its processes go on for a moment: whoever has read it checks again. What
+        only its own user namespace may read is copied first, to files of this user's."""
+        if self.within is None:
+            with self.layer() as fd:
+                yield Content(fd, self.first_id, self.sandbox_id)
+            return
+        with Snapshots(self.state_dir).copied(self, "", _NO_LIMIT) as (draft, _), _open_tree(draft) as fd:
+            yield Content(fd, _first_id(), self.sandbox_id)
+
+    @contextmanager
+    def layer(self) -> Generator[int]:
+        """A descriptor of it as it is."""
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self.check()  # its launcher, by which this was found, was not another process yet
-            yield Content(fd, self.first_id, self.sandbox_id)
+            yield fd
         finally:
             os.close(fd)
 
@@ -129,7 +135,7 @@ class Snapshots:
         place = self._directory / _checked(name)
         if place.exists():
             raise _taken(name)
-        with self._copied(source, name, max_bytes) as (draft, about):
+        with self.copied(source, name, max_bytes) as (draft, about):
             source.check()
             try:
                 draft.rename(place)
@@ -150,7 +156,9 @@ class Snapshots:
             yield Content(fd, _first_id(), name, about)
 
     @contextmanager
-    def _copied(self, source: Source, name: str, max_bytes: int) -> Generator[tuple[Path, Snapshot]]:
+    def copied(self, source: Source, name: str, max_bytes: int) -> Generator[tuple[Path, Snapshot]]:
+        """A draft with the layer in `tree`, and what will be known of it; gone with the block, unless it has
+        been moved. Raises as `keep` does."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = Path(tempfile.mkdtemp(prefix=_draft_prefix(), dir=self._directory))
         try:
@@ -180,10 +188,16 @@ class Snapshots:
 
 def _copy(source: Source, target: Path, max_bytes: int) -> tuple[int, int]:
     """Bytes and entries copied. Who is asked for more memory or patience is the program that copies."""
-    with source.opened() as content:
-        words = [str(INIT_BINARY), "copy", f"/proc/self/fd/{content.directory}", str(target)]
+    with source.layer() as layer:
+        words = [
+            *_in_namespace(source.within),
+            str(INIT_BINARY),
+            "copy",
+            f"/proc/self/fd/{layer}",
+            str(target),
+        ]
         words += [str(source.first_id), str(_first_id()), str(max_bytes), str(os.getpid())]
-        fds = (content.directory,)
+        fds = (layer,)
         done = subprocess.run(
             words, capture_output=True, text=True, errors="replace", check=False, pass_fds=fds
         )
@@ -220,6 +234,13 @@ def _is_at(fd: int, path: Path) -> bool:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:
         return False
+
+
+def _in_namespace(process: int | None) -> list[str]:
+    """As its root, which reads what all ids have, and gives files to this user, who is that root."""
+    if process is None:
+        return []
+    return ["nsenter", "--target", str(process), "--user", "--preserve-credentials", "--"]
 
 
 def _first_id() -> int:

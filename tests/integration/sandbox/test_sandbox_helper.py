@@ -64,10 +64,19 @@ with Sandbox.create(
     box.pause()
     seen["paused"] = box.is_paused
     seen["after"] = box.commands.run("echo on").stdout.strip()
-    try:
-        box.snapshot()
-    except Exception as error:
-        seen["snapshot"] = type(error).__name__
+    filled = "echo kept > a && chmod 600 a && mkdir -m 700 d && echo x > d/x && ln a b"
+    seen["filled"] = box.commands.run(filled, cwd="/workspace").exit_code
+    kept = box.snapshot("kept")
+    own = [p.lstat().st_uid for p in (state / "snapshots").rglob("*")]
+    seen["owners"] = sorted(set(own))
+    look = "cat a d/x; stat -c '%a %h %u' a d; touch /x"
+    box.commands.run("echo changed > a", cwd="/workspace")
+    wishes = {"substrate": substrate, "runtime": runtime, "state_dir": state, "toolkit": toolkit}
+    with Sandbox.create(snapshot=kept, **wishes) as again:
+        seen["snapshot"] = again.commands.run(look, cwd="/workspace").stdout.split()
+    with box.fork_fs() as fork:
+        seen["fork"] = fork.commands.run("cat a; hostname", cwd="/workspace").stdout.split()
+    seen["deleted"] = kept.delete()
 audit = check_integrity(state)
 seen["clean"] = [list(audit.live), list(audit.leftovers)]
 seen["groups"] = [str(path) for path in Path("/sys/fs/cgroup").glob("*/dockyard/u*/sbx-*")]
@@ -92,7 +101,11 @@ def test_an_ordinary_users_sandbox_has_limits_and_ids_of_its_own(user: User, sub
         assert seen["memory"] == ["oom", ["memory"]]
         assert seen["pids"] == ["11", ["pids"]]
         assert (seen["paused"], seen["after"]) == (True, "on")
-        assert seen["snapshot"] == "UnsupportedError"
+        assert seen["owners"] == [NOBODY]
+        assert seen["snapshot"] == ["kept", "x", "600", "2", "0", "700", "2", "0"]
+        assert seen["fork"][0] == "changed"
+        assert seen["fork"][1].startswith("dockyard-")
+        assert seen["deleted"] is True
         assert seen["clean"] == [[], []]
         assert seen["groups"] == []
         wait_until(lambda: groups_of_user() == [])
