@@ -309,7 +309,7 @@ from sandbox import Sandbox
 box = Sandbox.create(state_dir=sys.argv[1], toolkit=sys.argv[2])
 with box._life.held():
     from sandbox.snapshots import Snapshots
-    with Snapshots(sys.argv[1])._copied(box._source(), "", 1 << 20):
+    with Snapshots(sys.argv[1]).copied(box._source(), "", 1 << 20):
         print("held", flush=True)
         time.sleep(600)
 """
