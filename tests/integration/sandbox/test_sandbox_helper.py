@@ -477,3 +477,49 @@ def test_the_command_runs_one_helper_for_a_user(user: User):
     printed = subprocess.run([*words[:5], "--unit"], capture_output=True, text=True, check=True).stdout
     assert "ExecStart=" in printed
     assert " node helper --user %i" in printed
+
+
+CYCLES = (
+    BEGIN
+    + r"""
+from sandbox.policy.presets import agent
+host = sys.argv[3]
+def cycle():
+    for options in ({"substrate": "container"}, {"policy": agent(f"{host}:80")}):
+        with Sandbox.create(state_dir=state, toolkit=toolkit, **options) as box:
+            assert box.commands.run(["/usr/bin/true"]).ok
+def count():
+    return len(os.listdir("/proc/self/fd"))
+print(json.dumps(1), flush=True)
+for line in sys.stdin:
+    for _ in range(int(line)):
+        cycle()
+    print(json.dumps(count()), flush=True)
+"""
+)
+
+
+def test_sandboxes_that_come_and_go_leave_nothing_with_the_helper(user: User, internet: Internet):
+    with user.helped(inside=internet) as helper, user.start(CYCLES, HOST, inside=internet) as owner:
+        assert owner.stdin is not None
+        said(owner)
+        seen: list[object] = []
+        for count in (2, 15):
+            owner.stdin.write(f"{count}\n")
+            owner.stdin.flush()
+            counted = said(owner)
+            files = len(list(Path(f"/proc/{helper.pid}/fd").iterdir()))
+            seen.append((counted, files))
+            assert list(Path("/sys/fs/cgroup").glob(f"*/dockyard/u{NOBODY}x*/*/")) == []
+            assert internet.devices() == ["lo"]
+        assert seen[0] == seen[1]
+
+
+def test_a_paused_sandbox_goes_with_its_owner(user: User):
+    """Which a paused one of root's does not before a sweep: it cannot notice."""
+    script = OWNER.replace("print(json.dumps([", "box.pause()\nprint(json.dumps([")
+    with user.helped(), user.start(script, user.state, "container") as owner:
+        _, init = said(owner)
+        owner.kill()
+        wait_until(lambda: find_process(init) is None)
+        wait_until(lambda: groups_of_user() == [])
