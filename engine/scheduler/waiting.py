@@ -109,6 +109,8 @@ class WaitingLine:
         self._drop_old(self._due)
 
     def _drop_old(self, heap: _Heap[_Order]) -> None:
-        if len(heap) > 64 + 2 * len(self._present):
+        if not self._present:
+            heap.clear()
+        elif len(heap) > 64 + 2 * len(self._present):
             heap[:] = [entry for entry in heap if self._present.get(entry[2]) == entry[1]]
             heapq.heapify(heap)

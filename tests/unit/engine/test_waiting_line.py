@@ -90,8 +90,17 @@ def test_what_has_left_does_not_gather() -> None:
         line.add(sequence)
         line.advance(number)
         line.remove(sequence)
+        assert not line._calm
+        assert not line._starving
+        assert not line._due
+    line.add(last := arrive(0))
+    for number in range(5_000):
+        line.add(sequence := arrive(number + 1, number))
+        line.advance(number)
+        line.remove(sequence)
     line.check_integrity()
-    assert max(len(heap) for heap in (line._calm, line._starving, line._due)) <= 65
+    assert max(len(heap) for heap in (line._calm, line._starving, line._due)) <= 67
+    assert list(line) == [last]
 
 
 def test_a_long_line_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
