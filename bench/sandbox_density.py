@@ -144,8 +144,8 @@ class Pile:
         return ""
 
     def groups(self) -> list[Path]:
-        """Their cgroups of version 2, in which all of their processes are."""
-        roots = [each.root for each in cgroups.find_hierarchies() if each.version == 2]
+        """Their cgroups that limit processes: launcher, init and all else are in them."""
+        roots = [each.root for each in cgroups.find_hierarchies() if "pids" in each.controllers]
         return cgroups.list_groups(roots, cgroups.state_key(self._state_dir))
 
     def end(self) -> None:

@@ -1,6 +1,7 @@
 """The body of a chat completion request, as it comes: typed, unknown keys ignored, since clients send many.
 
-Sources: OpenAI API reference, chat completions; vLLM's extra fields.
+Sources: OpenAI API reference, chat completions; vLLM's extra fields. `dockyard` is our extension: forced text
+for replays.
 """
 
 from typing import Any, Literal
@@ -60,6 +61,12 @@ class NamedTool(msgspec.Struct):
     function: NamedFunction | None = None
 
 
+class Extension(msgspec.Struct):
+    """Ours. `forced_text`: run its tokens through the engine instead of choosing any; ordinary text only."""
+
+    forced_text: str | None = None
+
+
 class ChatBody(SamplingBody, kw_only=True):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -69,6 +76,7 @@ class ChatBody(SamplingBody, kw_only=True):
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | int | None = None
+    dockyard: Extension | None = None
     # Not done: see _NEUTRAL.
     functions: Any = None
     function_call: Any = None

@@ -43,8 +43,6 @@ _HEADERS = {
     "lost": {"connection": "close"},
 }
 _CODES = {404: "not_found", 405: "method"}
-# Fields of the engine's requests by where a body has them.
-_OURS = {name: f"dockyard.{name}" for name in ("slack_ms", "generated_ids", "resumed")}
 
 
 def error_response(code: str, message: str, parameter: str = "", retry_after_s: float = 0.0) -> Response:
@@ -72,7 +70,7 @@ def error_object(code: str, message: str, parameter: str) -> dict[str, Any]:
     return {
         "message": message,
         "type": _TYPES.get(code, "server_error"),
-        "param": _OURS.get(parameter, parameter) or None,
+        "param": parameter or None,
         "code": code,
     }
 

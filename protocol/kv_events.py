@@ -13,11 +13,7 @@ Medium = Literal["GPU", "CPU", "STORAGE"]
 
 
 class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Blocks, each the child of the one before; `parent_block_hash` is None at the start of a chain.
-
-    Without tokens it tells that a tier has blocks, in no order. LoRA's fields are always None: readers of
-    vLLM's arrays go by their places.
-    """
+    """Blocks, each the child of the one before; `parent_block_hash` is None at the start of a chain."""
 
     block_hashes: tuple[bytes, ...]
     parent_block_hash: bytes | None
@@ -25,7 +21,6 @@ class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
     block_size: int
     lora_id: int | None
     medium: Medium | None
-    lora_name: str | None = None
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):

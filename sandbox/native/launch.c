@@ -31,14 +31,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, MOUNTS_FD = FILTER_FD, LAYER_FD = 5, PROGRAM_FD = 6, NUM_KEPT = 4, SYS_MOVE_MOUNT = 429, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
+enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, MOUNTS_FD = FILTER_FD, LAYER_FD = 5, PROGRAM_FD = 6, GROUP_FD = 7, NUM_KEPT = 5, SYS_MOVE_MOUNT = 429, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
 enum { JOIN_SESSION_KEYRING = 1 }; /* of keyctl */
 enum { FROM_EMPTY_PATH = 4 };         /* of move_mount */
+#define INTO_CGROUP 0x200000000ULL /* of clone3 */
 enum { ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
 
 /* From linux/mount.h, which cannot be included beside sys/mount.h on every libc. */
 struct attributes {
     uint64_t set, clear, propagation, userns;
+};
+
+/* struct clone_args of linux/sched.h, likewise. */
+struct birth {
+    uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
 };
 
 struct bind {
@@ -53,6 +59,7 @@ struct plan {
     int num_cgroups, num_hidden, num_masks, num_writable, num_binds;
     int control, config, filter;
     int program;            /* what is run, if not the file of its first word */
+    int group;              /* a cgroup that what is run is born in */
     int layer, content; /* a mount to write to in place of the tmpfs; what it has in it at first */
     uid_t content_ids;  /* the first of those in `content` */
     uid_t owner;       /* of the writable directories */
@@ -127,21 +134,26 @@ static int read_plan(struct plan *plan, int argc, char **argv) {
     return 0;
 }
 
-/* Version 1 lets a thread move itself at once; with whole processes, and in version 2, the kernel waits some
- * milliseconds until nobody forks. This process has one thread. */
-static void join_cgroups(const struct plan *plan) {
-    char path[4096];
-    for (int i = 0; i < plan->num_cgroups; i++) {
-        snprintf(path, sizeof path, "%s/tasks", plan->cgroups[i]);
-        if (access(path, W_OK)) snprintf(path, sizeof path, "%s/cgroup.procs", plan->cgroups[i]);
-        write_text(path, "0");
-    }
-}
-
 static int open_place(const char *path) {
     int fd = open(path, O_PATH | O_CLOEXEC);
     if (fd < 0) fail("open %s", path);
     return fd;
+}
+
+/* Version 1 lets a thread move itself at once; with whole processes, and in version 2, the kernel waits some
+ * milliseconds until nobody forks. This process has one thread. A group of version 2 that counts no memory is joined
+ * by the runtime alone, which is born in it: there is no wait for that. */
+static void join_cgroups(struct plan *plan) {
+    char path[4096];
+    for (int i = 0; i < plan->num_cgroups; i++) {
+        snprintf(path, sizeof path, "%s/memory.max", plan->cgroups[i]);
+        bool counts = !access(path, F_OK);
+        snprintf(path, sizeof path, "%s/tasks", plan->cgroups[i]);
+        bool is_first = !access(path, W_OK);
+        if (!is_first) snprintf(path, sizeof path, "%s/cgroup.procs", plan->cgroups[i]);
+        if (is_first || counts || !plan->detached) write_text(path, "0");
+        else plan->group = open_place(plan->cgroups[i]);
+    }
 }
 
 /* Without privilege: a user namespace in which our own uid is 0, so that mounting is allowed. */
@@ -272,13 +284,13 @@ static void copy_config(int from) {
     close(to);
 }
 
-/* The control socket at CONTROL_FD, the filter or the host's mounts behind it, then the layer, then the program (each
- * where there is one), and nothing else. The first, and the filter, are for the program. */
-static void keep_only(int control, int filter, int mounts, int layer, int program) {
-    int kept[NUM_KEPT] = {control, filter < 0 ? mounts : filter, layer, program};
-    int last = 0, num_passed = filter < 0 ? 1 : 2;
+/* The control socket at CONTROL_FD, the filter or the host's mounts behind it, then the layer, the program and the
+ * cgroup (each where there is one), and nothing else. The first, and the filter, are for the program. */
+static void keep_only(const struct plan *plan, int mounts, int layer) {
+    int kept[NUM_KEPT] = {plan->control, plan->filter < 0 ? mounts : plan->filter, layer, plan->program, plan->group};
+    int last = 0, num_passed = plan->filter < 0 ? 1 : 2;
     for (int i = 0; i < NUM_KEPT; i++) /* out of the way of each other's places */
-        if (kept[i] >= 0 && (kept[i] = fcntl(kept[i], F_DUPFD_CLOEXEC, PROGRAM_FD + 1)) < 0) fail("move files");
+        if (kept[i] >= 0 && (kept[i] = fcntl(kept[i], F_DUPFD_CLOEXEC, GROUP_FD + 1)) < 0) fail("move files");
     for (int i = 0; i < NUM_KEPT; i++)
         if (kept[i] < 0) close(CONTROL_FD + i);
         else if (dup3(kept[i], CONTROL_FD + (last = i), i < num_passed ? 0 : O_CLOEXEC) < 0) fail("move files");
@@ -298,25 +310,32 @@ static void become(char **words, int program) {
     fail("run %s", words[0]);
 }
 
+/* In the cgroup, if there is one. */
+static pid_t fork_runtime(int group) {
+    struct birth birth = {.flags = INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = GROUP_FD};
+    pid_t runtime = group < 0 ? fork() : (pid_t)syscall(SYS_clone3, &birth, sizeof birth);
+    if (runtime < 0) fail("fork");
+    return runtime;
+}
+
 /* Runs the program and stays until the sandbox that it has left to us ends: in memory, a tenth of a runtime that
  * would stay itself. One that does (SIGUSR1 says that the sandbox runs) is ended: that takes less than having it fork
  * twice to get out of the way. Back in the mounts that we came from, so that those of the making go with it. */
-static int run_and_stay(char **words, int program, int mounts) {
+static int run_and_stay(const struct plan *plan, char **words) {
     int status = 0;
     sigset_t awaited;
     sigemptyset(&awaited);
     sigaddset(&awaited, SIGCHLD), sigaddset(&awaited, SIGUSR1);
     sigprocmask(SIG_BLOCK, &awaited, NULL);
     if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) fail("become a parent of orphans");
-    pid_t runtime = fork();
-    if (runtime < 0) fail("fork");
+    pid_t runtime = fork_runtime(plan->group);
     if (runtime == 0) {
         sigprocmask(SIG_UNBLOCK, &awaited, NULL);
-        become(words, program);
+        become(words, plan->program);
     }
-    close(CONTROL_FD), close(PROGRAM_FD); /* the first's end is the sandbox's */
+    close(CONTROL_FD), close(PROGRAM_FD), close(GROUP_FD); /* the first's end is the sandbox's */
     /* from a user namespace there is no way back */
-    if (setns(mounts, CLONE_NEWNS) && errno != EPERM) fail("go back to the host's mounts");
+    if (setns(MOUNTS_FD, CLONE_NEWNS) && errno != EPERM) fail("go back to the host's mounts");
     while (waitpid(runtime, &status, WNOHANG) == 0)
         if (sigwaitinfo(&awaited, NULL) == SIGUSR1) kill(runtime, SIGKILL);
     if (WIFEXITED(status) && WEXITSTATUS(status)) return WEXITSTATUS(status);
@@ -326,7 +345,7 @@ static int run_and_stay(char **words, int program, int mounts) {
 
 int launch(int argc, char **argv) {
     struct plan plan = {.control = -1, .config = -1, .filter = -1, .program = -1, .network = -1, .layer = -1, .content = -1};
-    plan.adopter = -1;
+    plan.adopter = plan.group = -1;
     int program = read_plan(&plan, argc, argv);
     if (program >= argc || plan.control < 0 || !plan.skeleton || !plan.layer_bytes || !plan.layer_inodes) {
         errno = EINVAL;
@@ -348,11 +367,11 @@ int launch(int argc, char **argv) {
     if (plan.config >= 0) copy_config(plan.config);
     take_namespaces(&maker, "/tmp/user", &order);
     if (plan.adopter >= 0) await_word(plan.adopter); /* nothing of the sandbox runs before it is in its cgroups */
-    keep_only(plan.control, plan.filter, mounts, plan.detached ? layer : -1, plan.program);
+    keep_only(&plan, mounts, plan.detached ? layer : -1);
     if (chdir("/")) fail("chdir /");
     if (plan.drop) drop_to(plan.owner);
     leave_session_keyring();
-    if (plan.detached) return run_and_stay(argv + program, plan.program, MOUNTS_FD);
+    if (plan.detached) return run_and_stay(&plan, argv + program);
     become(argv + program, plan.program);
     return 125;
 }
