@@ -1,17 +1,22 @@
 """An engine worker as a Ray actor, and the typed handle that its owner holds."""
 
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from actors import ray_api
+from actors.counts import worker_counts
 from actors.engine_worker import EngineWorker
+from actors.event_publisher import EventPublisher
+from actors.events_config import KvEventsConfig
 from engine.config import EngineConfig
 from engine.handoff import Handoff
 from protocol.errors import DockyardError
 from protocol.handoff import KvPayload, decode_header, encode_header
+from protocol.worker_counts import WorkerCounts
 
 
 class EngineActor:
@@ -26,13 +31,22 @@ class EngineActor:
         socket_path: str,
         cpus: tuple[int, ...],
         decode: ray_api.ActorHandle | None,
+        events: tuple[dict[str, Any], int] | None,
     ) -> int:
-        """Load the model on the given processors and serve. Returns the pid."""
+        """Load the model on the given processors and serve. Returns the pid.
+
+        `events`: where they are published (KvEventsConfig), and the worker's number.
+        """
         if cpus:
             for thread in Path("/proc/self/task").iterdir():  # those that run already; new ones inherit it
                 os.sched_setaffinity(int(thread.name), cpus)
         hand_over = None if decode is None else partial(self._hand_over, decode)
-        self._worker = EngineWorker(EngineConfig.model_validate(config), Path(socket_path), hand_over)
+        publish = None
+        if events is not None:
+            publish = partial(EventPublisher, KvEventsConfig.model_validate(events[0]), events[1])
+        self._worker = EngineWorker(
+            EngineConfig.model_validate(config), Path(socket_path), hand_over, publish
+        )
         self._worker.start()
         return os.getpid()
 
@@ -41,6 +55,9 @@ class EngineActor:
 
     def statistics(self) -> dict[str, Any]:
         return self._worker.call(lambda: asdict(self._worker.engine.statistics()))
+
+    def counts(self) -> WorkerCounts:
+        return self._worker.call(lambda: worker_counts(self._worker.engine))
 
     def limits(self) -> dict[str, Any]:
         engine = self._worker.engine
@@ -52,8 +69,8 @@ class EngineActor:
     def set_pace(self, factor: float) -> None:
         self._worker.set_pace(factor)
 
-    def update_weights(self, version: str, model: str | None) -> None:
-        self._worker.call(lambda: self._worker.engine.update_weights(version, model))
+    def update_weights(self, version: str, model: str | None, digest: str) -> None:
+        self._worker.call(lambda: self._worker.engine.update_weights(version, model, digest))
 
     def stop(self) -> None:
         self._worker.stop()
@@ -83,6 +100,12 @@ class EngineHandle:
     def statistics(self, timeout_s: float = 10.0) -> dict[str, Any]:
         return ray_api.get(self.actor.statistics.remote(), timeout_s)
 
+    def counts(self, timeout_s: float = 5.0) -> WorkerCounts | None:
+        """What it has counted; None where it does not answer. Blocks for a step of the worker's."""
+        with suppress(Exception):  # whatever Ray says of a process that is gone, or too busy
+            return ray_api.get(self.actor.counts.remote(), timeout_s)
+        return None
+
     def limits(self, timeout_s: float = 10.0) -> dict[str, Any]:
         return ray_api.get(self.actor.limits.remote(), timeout_s)
 
@@ -92,10 +115,13 @@ class EngineHandle:
     def set_pace(self, factor: float, timeout_s: float = 10.0) -> None:
         ray_api.get(self.actor.set_pace.remote(factor), timeout_s)
 
-    def update_weights(self, version: str, model: str | None = None, timeout_s: float = 180.0) -> None:
+    def update_weights(
+        self, version: str, model: str | None = None, digest: str = "", timeout_s: float = 180.0
+    ) -> None:
         """Go on with other weights (`Engine.update_weights`). Hand-offs between workers of two versions are
-        refused, so a prefill worker and its decode workers change together."""
-        ray_api.get(self.actor.update_weights.remote(version, model), timeout_s)
+        refused, so a prefill worker and its decode workers change together: by `model`, or in place with the
+        `digest` of what they all have now (`engine.model.content_digest`)."""
+        ray_api.get(self.actor.update_weights.remote(version, model, digest), timeout_s)
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the worker's threads, then its process."""
@@ -135,11 +161,15 @@ def launch_engine(
     booked_cpus: float,
     cpus: tuple[int, ...],
     decode: ray_api.ActorHandle | None = None,
+    events: KvEventsConfig | None = None,
+    number: int = 0,
 ) -> PendingEngine:
     """Start a worker's process; returns at once, so that workers load their models side by side.
 
-    `cpus` are the processors that it runs on, `booked_cpus` what Ray's own accounting sees.
+    `cpus` are the processors that it runs on, `booked_cpus` what Ray's own accounting sees. `events`: where
+    worker `number` of its deployment publishes them.
     """
     actor = ray_api.create_actor(EngineActor, name=name, num_cpus=booked_cpus, max_concurrency=8)
-    starting = actor.start.remote(config.model_dump(), str(socket_path), cpus, decode)
+    told = None if events is None else (events.model_dump(), number)
+    starting = actor.start.remote(config.model_dump(), str(socket_path), cpus, decode, told)
     return PendingEngine(name, socket_path, actor, starting)

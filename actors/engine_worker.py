@@ -13,18 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.event_publisher import EventPublisher
+from actors.token_messages import token_messages
 from actors.token_server import TokenServer
+from engine.cache.events import EventLog
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ContextExceeded, InvalidRequest, Overloaded
 from engine.handoff import Handoff
 from engine.request import Request
-from engine.results import StepResult, TokenOutput
+from engine.results import StepResult
 from protocol.clock import SystemClock
 from protocol.errors import DockyardError
 from protocol.sampling import Structure
-from protocol.wire import Abort, Failed, FromEngine, Submit, Tokens
+from protocol.wire import Abort, Failed, FromEngine, Submit
 
+Publish = Callable[[EventLog], EventPublisher]
 HandOver = Callable[[Handoff], None]
 """Gives a hand-off away. Whatever it raises ends that request, with `refuse`."""
 _MAX_WITHDRAWN = 4096  # far more than hand-offs can be on their way at once
@@ -69,9 +73,19 @@ class EngineWorker:
     them then takes longer than the work of a decode step (7 ms a token became 13).
     """
 
-    def __init__(self, config: EngineConfig, socket_path: Path, hand_over: HandOver | None = None) -> None:
-        """Blocks until the model is loaded; raises as `Engine`."""
-        self._hand_over = hand_over
+    def __init__(
+        self,
+        config: EngineConfig,
+        socket_path: Path,
+        hand_over: HandOver | None = None,
+        publish: Publish | None = None,
+    ) -> None:
+        """`publish`: of an engine with `kv_events`, makes what tells of them.
+
+        Blocks until the model is loaded; raises as `Engine`, and what `publish` raises.
+        """
+        self._hand_over, self._publish_to = hand_over, publish
+        self._publisher: EventPublisher | None = None
         self._clock = SystemClock()
         self._inbox: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         self._server = TokenServer(socket_path, self._receive, lambda client: self._inbox.put(_Gone(client)))
@@ -102,6 +116,8 @@ class EngineWorker:
         self._thread.join()
         self._server.stop()
         self.engine.close()
+        if self._publisher is not None:
+            self._publisher.close()  # last: what the disk's thread has written by then is told too
 
     def adopt(self, handoff: Handoff) -> None:
         """Take over a request, unless its client has given it up meanwhile. Blocks for a step, until it is
@@ -171,6 +187,14 @@ class EngineWorker:
 
     def _build(self, config: EngineConfig) -> None:
         self.engine = Engine(config)
+        if self._publish_to is None or self.engine.events is None:
+            return
+        try:
+            self._publisher = self._publish_to(self.engine.events)
+        except BaseException:
+            self.engine.close()
+            raise
+        self.engine.events.wake = self._publisher.wake
 
     def _loop(self) -> None:
         reason = "the worker has been stopped"
@@ -306,7 +330,9 @@ class EngineWorker:
     def _publish(self, result: StepResult) -> None:
         """Tokens first, so that the client has the first one before the decode worker has the request."""
         now = self._clock.now_ns()
-        messages: list[FromEngine] = [_tokens(output, now) for output in result.tokens]
+        messages: list[FromEngine] = [
+            message for output in result.tokens for message in token_messages(output, now)
+        ]
         self._server.send(messages)
         for output in result.tokens:
             if output.finish_reason is not None:
@@ -346,13 +372,3 @@ def _resolve(function: Callable[[], Any], done: "Future[Any]") -> None:
         done.set_result(function())
     except Exception as error:
         done.set_exception(error)
-
-
-def _tokens(output: TokenOutput, now: int) -> Tokens:
-    stages = output.stages
-    return Tokens(
-        output.request_id, output.index, output.token_ids, output.finish_reason,
-        stages.arrived_ns, stages.scheduled_ns, stages.prefilled_ns, stages.adopted_ns, now,
-        output.num_cached, (output.logprobs,) if output.logprobs is not None else (), output.choice,
-        output.prompt_logprobs, output.resumed,
-    )  # fmt: skip

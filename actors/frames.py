@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from protocol.wire import MAX_FRAME_BYTES, Failed, FromEngine, ToEngine, Tokens
+from protocol.wire import MAX_FRAME_BYTES, Failed, FromEngine, ToEngine
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
@@ -29,7 +29,8 @@ def pack_from_engine(messages: Sequence[FromEngine]) -> bytes:
     if len(body) <= MAX_FRAME_BYTES:
         return _frame(body)
     if len(messages) == 1:
-        return _frame(_encoder.encode([_too_large(messages[0], len(body))]))
+        fault = f"{len(body)} bytes in one message, more than {MAX_FRAME_BYTES}"
+        return _frame(_encoder.encode([Failed(messages[0].request_id, "internal", fault)]))
     half = len(messages) // 2
     return pack_from_engine(messages[:half]) + pack_from_engine(messages[half:])
 
@@ -48,14 +49,6 @@ async def read_from_engine(reader: asyncio.StreamReader) -> list[FromEngine]:
         return _from_engine.decode(await _read(reader))
     except msgspec.DecodeError as error:
         raise BrokenFrame(str(error)) from error
-
-
-def _too_large(message: FromEngine, size: int) -> Failed:
-    fault = f"{size} bytes in one message, more than {MAX_FRAME_BYTES}"
-    if isinstance(message, Tokens) and message.prompt_logprobs:
-        fault = f"prompt_logprobs: {fault} (ask for fewer, or for a shorter prompt's)"
-        return Failed(message.request_id, "invalid", fault, "prompt_logprobs")
-    return Failed(message.request_id, "internal", fault)
 
 
 def _frame(body: bytes) -> bytes:

@@ -94,6 +94,7 @@ class TokenClient:
         *,
         choices: int = 1,
         cache_salt: str = "",
+        slack_ms: float = 0.0,
         generated_ids: Sequence[int] = (),
         resumed: Sequence[int] = (),
     ) -> AsyncGenerator[Tokens]:
@@ -101,6 +102,7 @@ class TokenClient:
 
         `arrived_ns`: when the request had come, on this host's monotonic clock; 0: now. `choices`: outputs
         for the one prompt, of which `give_up` ends one. `cache_salt`: prefixes are shared within it alone.
+        `slack_ms`: how much later it may start without holding anyone up.
         `generated_ids`, `resumed`: of a stream that goes on (`Tokens`), with the token behind them.
 
         Closing the iterator early, cancelling its task, or a failure aborts the request on every worker: one
@@ -122,7 +124,8 @@ class TokenClient:
                     arrived_ns or self._clock.now_ns(),
                     priority,
                     choices,
-                    cache_salt=cache_salt,
+                    slack_ms,
+                    cache_salt,
                     generated_ids=tuple(generated_ids),
                     resumed=tuple(resumed),
                 ),

@@ -1,5 +1,6 @@
 """serve, up, down, status: the life of a deployment."""
 
+import json
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from cluster.background import start_in_background
 from cluster.config import DockyardConfig, load_config
 from cluster.lifeline import Stopped, die_with_parent, signals_held
 from cluster.state import StateFolder, end_deployment, is_alive
+from protocol.errors import InvalidInput
 from sandbox.audit import sweep
 
 if TYPE_CHECKING:
@@ -30,6 +32,15 @@ ModelArgument = Annotated[
 MonolithicFlag = Annotated[
     bool, typer.Option("--monolithic", help="One worker for prefill and decode instead of one of each.")
 ]
+EventsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-events-config",
+        metavar="JSON",
+        help="Publish what the workers' caches hold, for routers; vLLM's fields: enable_kv_cache_events, "
+        "endpoint, replay_endpoint, topic, …",
+    ),
+]
 
 
 def serve(
@@ -38,6 +49,7 @@ def serve(
     port: PortOption = None,
     host: HostOption = None,
     monolithic: MonolithicFlag = False,
+    kv_events_config: EventsOption = None,
     with_parent: Annotated[int, typer.Option("--with-parent", hidden=True)] = 0,
     as_json: JsonFlag = False,
 ) -> None:
@@ -47,7 +59,7 @@ def serve(
     """
     if with_parent:
         die_with_parent(with_parent)
-    settings = resolve(config, model, port, host, monolithic)
+    settings = resolve(config, model, port, host, monolithic, kv_events_config)
     try:
         with signals_held():
             step(f"loading {settings.model}: Ray, the workers, the gateway")
@@ -66,13 +78,14 @@ def up(
     port: PortOption = None,
     host: HostOption = None,
     monolithic: MonolithicFlag = False,
+    kv_events_config: EventsOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Serve a model in the background; `dockyard down` ends it.
 
     Example: dockyard up smollm2 --port 8000 && dockyard chat "Hello"
     """
-    settings = resolve(config, model, port, host, monolithic)
+    settings = resolve(config, model, port, host, monolithic, kv_events_config)
     step(f"starting {settings.model} in the background")
     record = start_in_background(settings, step)
     value = {"id": record.id, "url": record.url, "pid": record.pid, "model": record.model}
@@ -116,16 +129,31 @@ def status(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
 
 
 def resolve(
-    config: Path | None, model: str | None, port: int | None, host: str | None, monolithic: bool
+    config: Path | None,
+    model: str | None,
+    port: int | None,
+    host: str | None,
+    monolithic: bool,
+    kv_events: str | None = None,
 ) -> DockyardConfig:
-    """The configuration that the flags and the file amount to."""
+    """The configuration that the flags and the file amount to. `kv_events`: JSON."""
     return load_config(
         config,
         model=model,
         gateway__port=port,
         gateway__host=host,
         workers__disaggregated=False if monolithic else None,
+        workers__kv_events=None if kv_events is None else _json("--kv-events-config", kv_events),
     )
+
+
+def _json(flag: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(
+            f"{flag} is no JSON: {error}", hint="""as '{"enable_kv_cache_events": true}'"""
+        ) from error
 
 
 def _announce(url: str, deployment: "Deployment", as_json: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from actors.events_config import KvEventsConfig
 from engine.cache.tier_config import TierConfig
 from gateway.config import GatewayConfig
 from protocol.errors import InvalidInput
@@ -32,6 +33,7 @@ class WorkersConfig(BaseModel):
     # of a preempted request's KV; swap needs tiers.host_bytes, and recomputes where these are full
     preemption: Literal["recompute", "swap"] = "recompute"
     tiers: TierConfig = TierConfig()  # KV beside a worker's own: host memory, and a disk that workers share
+    kv_events: KvEventsConfig = KvEventsConfig()  # told to routers; off until it is enabled
 
 
 class RayConfig(BaseModel):

@@ -24,6 +24,7 @@ from cluster.state import MARK, DeploymentRecord, StateFolder, end_marked, start
 from engine.model_path import model_path
 from gateway.service import ServedModel
 from protocol.errors import DockyardError, InvalidInput
+from protocol.worker_counts import WorkerCounts
 
 _GLANCE_S = 0.2  # how often the wait for a worker looks for a signal
 
@@ -65,6 +66,10 @@ class Deployment:
             "workers": workers,
             "placement": list(self.plan.reasons),
         }
+
+    def counts(self) -> list[tuple[str, WorkerCounts | None]]:
+        """What each worker has counted, by its role. Blocks for a Ray call a worker."""
+        return [(worker.name, worker.counts()) for worker in self.workers]
 
     def set_pace(self, role: str, factor: float) -> None:
         """Stretch a worker's steps to `factor` times their length. Blocks for a Ray call.
@@ -157,6 +162,8 @@ def _launch_one(plan: WorkerPlan, scratch: Path, decode: ActorHandle | None = No
         booked_cpus=plan.booked_cpus,
         cpus=plan.cpus,
         decode=decode,
+        events=plan.events,
+        number=plan.number,
     )
 
 

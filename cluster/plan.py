@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.events_config import KvEventsConfig
 from cluster.config import DockyardConfig
 from engine.config import EngineConfig, Role
 from engine.model_path import BUILT_IN
@@ -26,6 +27,8 @@ class WorkerPlan:
     booked_cpus: float  # what Ray books; cores may be shared, so it books a share
     place: str  # the domain of the placement
     memory_bytes: int  # promised to it: weights, KV pool, tiers in memory and the process itself
+    number: int = 0  # among the deployment's workers
+    events: KvEventsConfig | None = None  # where it publishes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,9 @@ def plan_workers(config: DockyardConfig, path: Path, topology: Topology) -> Plan
         for role in roles
     ]
     placement = place_workers(topology, demands, reserve_bytes=_RESERVE_BYTES + config.ray.object_store_bytes)
-    workers = tuple(_worker(config, role, placement, window_bytes) for role in roles)
+    workers = tuple(
+        _worker(config, role, placement, window_bytes, number) for number, role in enumerate(roles)
+    )
     return Plan(workers, tuple(placement.describe().splitlines()))
 
 
@@ -79,8 +84,10 @@ def _window_bytes(config: DockyardConfig, path: Path, topology: Topology, num_wo
     return free_bytes // 10 // num_workers if set_bytes is None else set_bytes
 
 
-def _worker(config: DockyardConfig, role: Role, placement: WorkerPlacement, window_bytes: int) -> WorkerPlan:
-    workers = config.workers
+def _worker(
+    config: DockyardConfig, role: Role, placement: WorkerPlacement, window_bytes: int, number: int
+) -> WorkerPlan:
+    workers, events = config.workers, config.workers.kv_events
     choice = placement.choice(role)
     threads = workers.threads or min(choice.threads, _MAX_THREADS)
     engine = EngineConfig(
@@ -94,8 +101,13 @@ def _worker(config: DockyardConfig, role: Role, placement: WorkerPlacement, wind
         token_budget=workers.token_budget,
         preemption=workers.preemption,
         tiers=workers.tiers.model_copy(update={"window_bytes": window_bytes}),
+        kv_events=events.enable_kv_cache_events,
+        kv_event_batches=events.buffer_steps,
     )
-    return WorkerPlan(role, engine, choice.cpus, 0.5, choice.place, choice.memory_bytes)
+    return WorkerPlan(
+        role, engine, choice.cpus, 0.5, choice.place, choice.memory_bytes,
+        number, events if events.publishes else None,
+    )  # fmt: skip
 
 
 def _absolute(model: str) -> str:

@@ -18,6 +18,7 @@ from cluster.state import DeploymentRecord, StateFolder, started_at
 from gateway.app import create_app
 from gateway.service import ChatService
 from protocol.errors import DockyardError, ResourceShortage
+from protocol.worker_counts import WorkerCounts
 
 
 class WorkerLost(DockyardError):
@@ -54,13 +55,16 @@ async def _gateway(
     async def status() -> dict[str, Any]:
         return await asyncio.to_thread(deployment.describe)
 
+    async def counts() -> list[tuple[str, WorkerCounts | None]]:
+        return await asyncio.to_thread(deployment.counts)
+
     async def set_pace(role: str, factor: float) -> None:
         await asyncio.to_thread(deployment.set_pace, role, factor)
 
     others = [worker.socket_path for worker in deployment.workers[1:]]
     async with TokenClient(deployment.entry.socket_path, others) as client:
         service = ChatService(deployment.model, client, config.gateway)
-        app = create_app(service, status, set_pace)
+        app = create_app(service, status, counts, set_pace)
         settings = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off",
             timeout_graceful_shutdown=max(1, math.ceil(config.gateway.drain_s)),

@@ -29,5 +29,6 @@ class EngineConfig(BaseModel):
     starvation_s: float = Field(default=10.0, gt=0)  # who got no row for so long goes before everyone
     # of a preempted sequence's KV; swap needs tiers.host_bytes, and recomputes where these are full
     preemption: Literal["recompute", "swap"] = "recompute"
-    kv_events: bool = False  # tell routers what the prefix cache holds: `Engine.events_since`
+    kv_events: bool = False  # tell routers what the caches hold: `Engine.events_since`
+    kv_event_batches: int = Field(default=10_000, ge=1)  # that are kept for routers who missed some
     tiers: TierConfig = TierConfig()

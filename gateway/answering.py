@@ -74,6 +74,10 @@ async def _stream(
                 if begun := writer.begun(index):
                     yield begun
             async for delta in deltas:
+                if delta.lost:
+                    failed = True
+                    yield _lost_call(metrics, delta.lost)
+                    return
                 if delta.result is not None:
                     results.append(delta.result)
                     metrics.finished(delta.result)
@@ -90,6 +94,15 @@ async def _stream(
     if asked.include_usage:
         yield writer.usage(results)
     yield DONE
+
+
+def _lost_call(metrics: GatewayMetrics, reason: str) -> bytes:
+    """The end of a stream that has given out pieces of a call which cannot be read.
+
+    A finish reason would say that the arguments are whole.
+    """
+    metrics.failed("broken_call")
+    return failure_chunk(error_object("broken_call", f"the model's call cannot be read: {reason}", ""))
 
 
 async def _first(deltas: AsyncGenerator[Delta]) -> Delta:

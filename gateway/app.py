@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,16 +26,19 @@ from gateway.worker_pace import SetPace, is_json, is_this_host, parse_pace
 from protocol.clock import SystemClock
 from protocol.errors import InvalidInput
 from protocol.ids import new_id
+from protocol.worker_counts import WorkerCounts
 
 Status = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
+Counts = Callable[[], Coroutine[Any, Any, Sequence[tuple[str, WorkerCounts | None]]]]
 Prepare = Callable[[bytes, ChatService], Asked]
 Write = Callable[[ReplyHead, int], ReplyWriter]
 
 
-def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastAPI:
+def create_app(service: ChatService, status: Status, counts: Counts, set_pace: SetPace) -> FastAPI:
     """The application.
 
-    `status` gives what `/dockyard/status` shows: workers, placement, statistics. `set_pace` slows a worker.
+    `status` gives what `/dockyard/status` shows: workers, placement, statistics. `counts`: of each worker, by
+    its role, None where it does not answer. `set_pace` slows a worker.
     """
     app = FastAPI(title="Dockyard", docs_url=None, redoc_url=None, openapi_url=None)
     answer_errors(app)
@@ -74,7 +77,7 @@ def create_app(service: ChatService, status: Status, set_pace: SetPace) -> FastA
         return Response(status_code=200)
 
     async def metrics_page() -> Response:
-        page = metrics.render(service.client.num_running, service.client.num_waiting)
+        page = metrics.render(service.client.num_running, service.client.num_waiting, await counts())
         return Response(page, media_type="text/plain; version=0.0.4")
 
     async def pace(request: Request, role: str) -> Response:

@@ -1,7 +1,6 @@
 """The body of a chat completion request, as it comes: typed, unknown keys ignored, since clients send many.
 
-Sources: OpenAI API reference, chat completions; vLLM's extra fields. `dockyard` is our extension: forced text
-for replays.
+Sources: OpenAI API reference, chat completions; vLLM's extra fields.
 """
 
 from typing import Any, Literal
@@ -61,12 +60,6 @@ class NamedTool(msgspec.Struct):
     function: NamedFunction | None = None
 
 
-class Extension(msgspec.Struct):
-    """Ours. `forced_text`: run its tokens through the engine instead of choosing any; ordinary text only."""
-
-    forced_text: str | None = None
-
-
 class ChatBody(SamplingBody, kw_only=True):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -76,7 +69,6 @@ class ChatBody(SamplingBody, kw_only=True):
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | int | None = None
-    dockyard: Extension | None = None
     # Not done: see _NEUTRAL.
     functions: Any = None
     function_call: Any = None

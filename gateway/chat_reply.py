@@ -11,7 +11,27 @@ from typing import Any
 import msgspec
 
 from engine.chat.tool_calls import TextCall
+from protocol.stages import STAGES, StageNs
 from protocol.wire import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """New of the call with that number: its start, with id and name, or the next piece of its arguments."""
+
+    index: int
+    arguments: str
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldIds:
+    """vLLM's `return_token_ids`, and with a choice's first ones what else it takes to go on elsewhere."""
+
+    tokens: tuple[int, ...]
+    prompt: tuple[int, ...] | None = None
+    resumed: tuple[int, ...] = ()  # where windows were run again behind a cached prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +46,11 @@ class ChoiceResult:
     calls: tuple[TextCall, ...] = ()
     logprobs: tuple[dict[str, Any], ...] | None = None  # an entry a token, as the API has them
     stop_reason: str | int | None = None  # vLLM's: the stop string, or the stop token's id
-    prompt_logprobs: tuple[dict[str, Any] | None, ...] | None = None  # vLLM's, on a prompt's first choice
+    prompt_logprobs: msgspec.Raw | None = None  # JSON: vLLM's, on a prompt's first choice
     reasoning: str = ""
+    num_prompt: int = 0  # tokens of its prompt
+    text_offset: int = 0  # characters of tokens that another request has given out before
+    ids: ToldIds | None = None  # where the request asks for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +63,10 @@ class ReplyHead:
 
 
 def whole(head: ReplyHead, num_prompt: int, results: Sequence[ChoiceResult]) -> bytes:
-    choices = [
-        {
-            "index": result.index,
-            "message": _message(result),
-            "finish_reason": result.finish_reason,
-            "stop_reason": result.stop_reason,
-            "logprobs": _logprobs(result.logprobs),
-        }
-        for result in results
-    ]
     told = next((r.prompt_logprobs for r in results if r.prompt_logprobs is not None), None)
-    more = {} if told is None else {"prompt_logprobs": told}
+    more: dict[str, Any] = {} if told is None else {"prompt_logprobs": told}
+    if results and results[0].ids is not None:
+        more["prompt_token_ids"] = results[0].ids.prompt
     return msgspec.json.encode(
         {
             **more,
@@ -59,11 +74,22 @@ def whole(head: ReplyHead, num_prompt: int, results: Sequence[ChoiceResult]) -> 
             "object": "chat.completion",
             "created": head.created,
             "model": head.model,
-            "choices": choices,
+            "choices": [_whole_choice(result) for result in results],
             "usage": usage(num_prompt, results),
             "dockyard": extension(head, results),
         }
     )
+
+
+def _whole_choice(result: ChoiceResult) -> dict[str, Any]:
+    return {
+        "index": result.index,
+        "message": _message(result),
+        "finish_reason": result.finish_reason,
+        "stop_reason": result.stop_reason,
+        "logprobs": _logprobs(result.logprobs),
+        **choice_ids(result.ids),
+    }
 
 
 def chunk(
@@ -73,19 +99,41 @@ def chunk(
     *,
     result: ChoiceResult | None = None,
     logprobs: Sequence[dict[str, Any]] | None = None,
+    ids: ToldIds | None = None,
 ) -> bytes:
     """One event of a stream. `result`: of a choice that ends with it."""
     reason = None if result is None else result.finish_reason
-    choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": _logprobs(logprobs)}
+    choice: dict[str, Any] = {
+        "index": index,
+        "delta": delta,
+        "finish_reason": reason,
+        "logprobs": _logprobs(logprobs),
+        **choice_ids(ids),
+    }
     if result is not None and result.stop_reason is not None:
         choice["stop_reason"] = result.stop_reason
-    return event(head, {"choices": [choice]})
+    prompt = {} if ids is None or ids.prompt is None else {"prompt_token_ids": ids.prompt}
+    return event(head, {"choices": [choice], **prompt})
+
+
+def choice_ids(ids: ToldIds | None) -> dict[str, Any]:
+    """What a choice tells of its tokens."""
+    if ids is None:
+        return {}
+    return {"token_ids": ids.tokens, **({"resumed": ids.resumed} if ids.resumed else {})}
 
 
 def call_entry(call: TextCall) -> dict[str, Any]:
     """A tool call as a message has it."""
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def call_delta(call: CallDelta) -> dict[str, Any]:
+    """What is new of a tool call, as a chunk has it: its name and id come once."""
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {"index": call.index, **call_entry(TextCall(call.id, call.name, call.arguments))}
 
 
 def _message(result: ChoiceResult) -> dict[str, Any]:
@@ -130,9 +178,16 @@ def usage(num_prompt: int, results: Sequence[ChoiceResult]) -> dict[str, Any]:
 
 
 def extension(head: ReplyHead, results: Sequence[ChoiceResult]) -> dict[str, Any]:
-    """The timeline of the choice that ended last."""
-    slowest = max(results, key=lambda result: result.last.produced_ns)
-    return {"request_id": head.id, "timeline": timeline(slowest.last)}
+    """The timeline of the choice that ended last, and its time by stage where the model has stages."""
+    last = max(results, key=lambda result: result.last.produced_ns).last
+    found = {"request_id": head.id, "timeline": timeline(last)}
+    return found if last.stages is None else {**found, "stages_ms": stages_ms(last, last.stages)}
+
+
+def stages_ms(last: Tokens, stages: StageNs) -> dict[str, float]:
+    """How long it queued, and what its steps then spent in each stage."""
+    queued_ns = last.scheduled_ns - last.arrived_ns
+    return {"queue": queued_ns / 1e6, **{stage: stages.of(stage) / 1e6 for stage in STAGES}}
 
 
 def timeline(last: Tokens) -> list[dict[str, Any]]:

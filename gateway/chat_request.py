@@ -15,17 +15,11 @@ from engine.chat.form import ChatForm, Conversation, check_length
 from engine.chat.tokenizer import ChatTokenizer
 from engine.errors import ContextExceeded, InvalidRequest
 from gateway.chat_body import ChatBody, ChatMessage, NamedTool, check_chat, parse_chat
-from gateway.chat_sampling import (
-    chat_logprobs,
-    read_cache_salt,
-    read_choices,
-    read_max_tokens,
-    read_priority,
-    read_sampling,
-)  # fmt: skip
+from gateway.chat_sampling import chat_logprobs, read_choices, read_max_tokens, read_sampling
 from gateway.chat_structure import callable_functions, read_functions, read_structure
 from gateway.config import GatewayConfig
-from gateway.generation import Asked, Generation
+from gateway.extension import read_generation
+from gateway.generation import Asked
 from gateway.sampling_body import StreamOptions, clipped
 from protocol.sampling import Structure
 
@@ -57,11 +51,12 @@ def prepare_chat(
         sampling, max_tokens=max_tokens, forced_ids=forced,
         structure=_behind_reasoning(structure, prompt.reasoning_end),
     )  # fmt: skip
-    generation = Generation(
-        prompt.ids, read_choices(body, sampling, config), read_priority(body),
+    generation = replace(
+        read_generation(body, read_choices(body, sampling, config)),
+        prompt_ids=prompt.ids,
         reader=partial(form.reader, conversation, prompt, may_call=may_call),
-        names_tool=isinstance(body.tool_choice, NamedTool), cache_salt=read_cache_salt(body),
-    )  # fmt: skip
+        names_tool=isinstance(body.tool_choice, NamedTool),
+    )
     options = body.stream_options or StreamOptions()
     return Asked((generation,), bool(body.stream), options.include_usage)
 

@@ -22,15 +22,15 @@ class ChatWriter:
         return chat_reply.chunk(self.head, index, {"role": "assistant", "content": ""})
 
     def events(self, delta: Delta) -> Iterator[bytes]:
-        logprobs = delta.logprobs or None
+        """Reasoning, content, calls and the end, each in events of its own; what is told of tokens, once."""
         texts = {"reasoning_content": delta.reasoning, "content": delta.text}
         pieces: list[dict[str, Any]] = [{name: text} for name, text in texts.items() if text]
-        for piece in pieces or ([{"content": ""}] if logprobs else []):
-            yield chat_reply.chunk(self.head, delta.index, piece, logprobs=logprobs)
-            logprobs = None  # told once
-        for number, call in enumerate(delta.calls, delta.num_calls):
-            entry = {"index": number, **chat_reply.call_entry(call)}
-            yield chat_reply.chunk(self.head, delta.index, {"tool_calls": [entry]})
+        logprobs, ids = delta.logprobs or None, delta.ids
+        for piece in pieces or ([{"content": ""}] if logprobs or ids else []):
+            yield chat_reply.chunk(self.head, delta.index, piece, logprobs=logprobs, ids=ids)
+            logprobs = ids = None
+        for call in delta.calls:
+            yield chat_reply.chunk(self.head, delta.index, {"tool_calls": [chat_reply.call_delta(call)]})
         if delta.result is not None:
             yield chat_reply.chunk(self.head, delta.index, {}, result=delta.result)
 

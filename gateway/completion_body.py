@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from engine.errors import InvalidRequest
 from gateway.sampling_body import SamplingBody, check_done, parse_body
 
 
@@ -35,3 +36,8 @@ def check_completion(body: CompletionBody) -> None:
     """Refuses what is not done. `best_of` may be `n`: all that are made are then given."""
     neutral = _NEUTRAL if body.n is None else {**_NEUTRAL, "best_of": (1, body.n)}
     check_done(body, neutral)
+    if body.dockyard is not None and body.dockyard.forced_text is not None:
+        raise InvalidRequest(
+            "dockyard.forced_text is of chats alone", parameter="dockyard.forced_text",
+            hint="send a conversation to /v1/chat/completions",
+        )  # fmt: skip

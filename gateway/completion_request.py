@@ -1,21 +1,16 @@
 """A completion request: prompts that are text or token ids, without any form of a chat."""
 
+from dataclasses import replace
 from typing import cast
 
 from engine.chat.form import check_length
 from engine.chat.tokenizer import ChatTokenizer
 from engine.errors import InvalidRequest
-from gateway.chat_sampling import (
-    read_cache_salt,
-    read_choices,
-    read_max_tokens,
-    read_priority,
-    read_sampling,
-    within,
-)
+from gateway.chat_sampling import read_choices, read_max_tokens, read_sampling, within
 from gateway.chat_structure import read_structure
 from gateway.completion_body import CompletionBody, check_completion
 from gateway.config import GatewayConfig
+from gateway.extension import read_generation
 from gateway.generation import Asked, Generation
 from gateway.sampling_body import StreamOptions
 
@@ -41,14 +36,13 @@ def prepare_completion(
     logprobs = -1 if body.logprobs is None else int(within("logprobs", body.logprobs, 0, 20))
     asked = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = read_sampling(body, asked, logprobs, read_structure(body))
-    choices = read_choices(body, sampling, config)
-    priority, salt = read_priority(body), read_cache_salt(body)
+    choices, prompts = read_choices(body, sampling, config), _prompts(body)
+    common = read_generation(body, choices, len(prompts))
     generations: list[Generation] = []
-    for index, prompt in enumerate(_prompts(body)):
+    for index, prompt in enumerate(prompts):
         ids = _ids(prompt, tokenizer, opening, max_positions)
         read_max_tokens(asked, asked, len(ids), max_positions, needed=asked, parameter="prompt")
-        first = index * len(choices)
-        generations.append(Generation(ids, choices, priority, first_choice=first, cache_salt=salt))
+        generations.append(replace(common, prompt_ids=ids, first_choice=index * len(choices)))
     options = body.stream_options or StreamOptions()
     return Asked(tuple(generations), bool(body.stream), options.include_usage)
 

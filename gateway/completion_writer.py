@@ -1,12 +1,12 @@
 """A completion's reply: its JSON, and its events. Source: OpenAI API reference, completions (legacy)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from gateway.chat_reply import ChoiceResult, ReplyHead, event, extension, usage
+from gateway.chat_reply import ChoiceResult, ReplyHead, ToldIds, choice_ids, event, extension, usage
 from gateway.choice_reader import Delta
 
 _KIND = "text_completion"
@@ -16,7 +16,6 @@ _KIND = "text_completion"
 class CompletionWriter:
     head: ReplyHead
     num_prompt: int
-    _offsets: dict[int, int] = field(default_factory=dict[int, int])  # of each choice: characters told of
 
     def whole(self, results: Sequence[ChoiceResult]) -> bytes:
         reply = {
@@ -36,15 +35,13 @@ class CompletionWriter:
 
     def events(self, delta: Delta) -> Iterator[bytes]:
         """One event of a delta: its text, and how it has ended."""
-        offset = self._offsets.get(delta.index, 0)
-        told = _logprobs(delta.logprobs, offset) if delta.logprobs else None
-        self._offsets[delta.index] = offset + sum(len(entry["token"]) for entry in delta.logprobs)
         result = delta.result
         choice: dict[str, Any] = {
             "index": delta.index,
             "text": delta.text,
-            "logprobs": told,
+            "logprobs": _logprobs(delta.logprobs, delta.text_offset) if delta.logprobs else None,
             "finish_reason": None if result is None else result.finish_reason,
+            **_ids(delta.ids),
         }
         if result is not None and result.stop_reason is not None:
             choice["stop_reason"] = result.stop_reason
@@ -59,13 +56,20 @@ def _whole_choice(result: ChoiceResult) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": result.index,
         "text": result.text,
-        "logprobs": None if result.logprobs is None else _logprobs(result.logprobs, 0),
+        "logprobs": None if result.logprobs is None else _logprobs(result.logprobs, result.text_offset),
         "finish_reason": result.finish_reason,
         "stop_reason": result.stop_reason,
+        **_ids(result.ids),
     }
     if result.prompt_logprobs is not None:
         choice["prompt_logprobs"] = result.prompt_logprobs
     return choice
+
+
+def _ids(ids: ToldIds | None) -> dict[str, Any]:
+    """A prompt's stand in its choices, as in vLLM: there may be several prompts."""
+    prompt = {} if ids is None or ids.prompt is None else {"prompt_token_ids": ids.prompt}
+    return {**choice_ids(ids), **prompt}
 
 
 def _logprobs(entries: Sequence[dict[str, Any]], offset: int) -> dict[str, Any]:

@@ -43,6 +43,8 @@ _HEADERS = {
     "lost": {"connection": "close"},
 }
 _CODES = {404: "not_found", 405: "method"}
+# Fields of the engine's requests by where a body has them.
+_OURS = {name: f"dockyard.{name}" for name in ("slack_ms", "generated_ids", "resumed")}
 
 
 def error_response(code: str, message: str, parameter: str = "", retry_after_s: float = 0.0) -> Response:
@@ -70,7 +72,7 @@ def error_object(code: str, message: str, parameter: str) -> dict[str, Any]:
     return {
         "message": message,
         "type": _TYPES.get(code, "server_error"),
-        "param": parameter or None,
+        "param": _OURS.get(parameter, parameter) or None,
         "code": code,
     }
 

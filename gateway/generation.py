@@ -19,6 +19,12 @@ class Generation:
     reader: Callable[[], ReplyReader] = PlainReader
     names_tool: bool = False  # the request has said which tool: the finish reason is then not `tool_calls`
     cache_salt: str = ""  # cached prefixes are shared with requests of the same salt alone
+    slack_ms: float = 0.0  # how much later it may start without holding anyone up
+    # Of a stream that goes on: the tokens that another request has given out, and where windows were run
+    # again there.
+    generated_ids: tuple[int, ...] = ()
+    resumed: tuple[int, ...] = ()
+    tells_ids: bool = False  # the reply has the ids of tokens beside their text
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,16 @@ class StructuredOutputs(msgspec.Struct):
     structural_tag: str | None = None
 
 
+class Extension(msgspec.Struct):
+    """Ours, of both routes but for `forced_text`, which is of chats. See docs/serving.md."""
+
+    forced_text: str | None = None  # its tokens run through the engine instead of chosen ones; ordinary text
+    slack_ms: float | None = None  # how much later the request may start without holding anyone up
+    # A stream that goes on: the tokens that an earlier request has told of, and its `resumed`.
+    generated_ids: list[int] | None = None
+    resumed: list[int] | None = None
+
+
 class SamplingBody(msgspec.Struct, kw_only=True):
     model: str = ""
     stream: bool | None = False
@@ -67,6 +77,8 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    dockyard: Extension | None = None
     # Not done: see check_done.
     bad_words: Any = None
     allowed_token_ids: Any = None

@@ -50,11 +50,14 @@ class ChatService:
         }
         generating = self.client.generate(
             generation.prompt_ids, generation.choices[0], generation.priority, generation.arrived_ns,
-            choices=len(readers), cache_salt=generation.cache_salt,
+            choices=len(readers), cache_salt=generation.cache_salt, slack_ms=generation.slack_ms,
+            generated_ids=generation.generated_ids, resumed=generation.resumed,
         )  # fmt: skip
         async with aclosing(generating) as tokens:
             async for batch in tokens:
                 delta = readers[batch.choice].push(batch)
+                if not batch.token_ids:  # of what is told of a long prompt: others go on in between
+                    await asyncio.sleep(0)
                 if delta is None:
                     continue
                 if delta.result is not None:

@@ -13,7 +13,11 @@ Medium = Literal["GPU", "CPU", "STORAGE"]
 
 
 class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Blocks, each the child of the one before; `parent_block_hash` is None at the start of a chain."""
+    """Blocks, each the child of the one before; `parent_block_hash` is None at the start of a chain.
+
+    Without tokens it tells that a tier has blocks, in no order. LoRA's fields are always None: readers of
+    vLLM's arrays go by their places.
+    """
 
     block_hashes: tuple[bytes, ...]
     parent_block_hash: bytes | None
@@ -21,6 +25,7 @@ class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
     block_size: int
     lora_id: int | None
     medium: Medium | None
+    lora_name: str | None = None
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -10,6 +10,7 @@ import msgspec
 
 from protocol.sampling import SamplingParams
 from protocol.sampling_reply import TokenLogprobs
+from protocol.stages import StageNs
 
 MAX_FRAME_BYTES = 16 << 20
 FailureCode = Literal["invalid", "context_length_exceeded", "overloaded", "lost", "internal"]
@@ -60,10 +61,11 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     num_cached: int
     logprobs: tuple[TokenLogprobs, ...] = ()  # of these tokens, where the request asks for them
     choice: int = 0  # which of the request's outputs; `index` counts within it
-    prompt_logprobs: tuple[
-        TokenLogprobs, ...
-    ] = ()  # of the prompt's tokens but the first, with the first token
+    # Of the prompt's tokens but the first, with the first token; of a long prompt in messages before it too,
+    # which have no token.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     resumed: tuple[int, ...] = ()  # where windows were run again: what it takes to go on elsewhere
+    stages: StageNs | None = None  # of this output's steps so far, where the model has stages
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

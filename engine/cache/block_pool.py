@@ -185,7 +185,7 @@ class BlockPool:
             self._unfollow(parent)
         self._evictions += 1
         if self._events is not None:
-            self._events.removed(key, "GPU")
+            self._events.removed([key], "GPU")
         return block
 
     def _oldest_leaf(self) -> int:

@@ -5,12 +5,12 @@ import secrets
 from engine.chat.deepseek import DeepseekFormat, read_effort
 from engine.chat.deepseek_messages import parameter_names
 from engine.chat.deepseek_prompt import ASSISTANT, BEGIN, END, THINK, THOUGHT, USER
-from engine.chat.dsml import MARKER, ToolCall, json_text, render_calls
-from engine.chat.dsml_call import BrokenCall
+from engine.chat.dsml import MARKER, ToolCall, render_calls
+from engine.chat.dsml_call import BrokenCall, CallArguments, CallBegun
 from engine.chat.dsml_parser import Content, Event, Reasoning, ReplyParser
 from engine.chat.form import ChatPrompt, Conversation, ReplyPart, ReplyReader, check_length
 from engine.chat.tokenizer import ChatTokenizer
-from engine.chat.tool_calls import TextCall
+from engine.chat.tool_calls import CallLost, CallPiece, CallStart, TextCall
 from engine.chat.tool_grammar import Form
 
 
@@ -50,6 +50,8 @@ class _Reader:
 
     def __init__(self, chat_format: DeepseekFormat, parser: ReplyParser, may_call: bool) -> None:
         self._format, self._parser, self._may_call = chat_format, parser, may_call
+        self._id = ""  # of the call on its way, where it is given out in pieces
+        self._pieces: list[str] = []
 
     def push(self, text: str) -> list[ReplyPart]:
         return self._parts(self._parser.push(text))
@@ -58,23 +60,31 @@ class _Reader:
         return self._parts(self._parser.finish())
 
     def _parts(self, events: list[Event]) -> list[ReplyPart]:
-        parts: list[ReplyPart] = []
-        for event in events:
-            match event:
-                case Reasoning() | Content():
-                    parts.append(event)
-                case ToolCall():
-                    parts.append(self._call(event))
-                case BrokenCall():
-                    parts.append(Content(event.text))
-                case _:  # a call on its way: it is given out whole
-                    pass
-        return parts
+        return [part for event in events if (part := self._part(event)) is not None]
 
-    def _call(self, call: ToolCall) -> TextCall | Content:
+    def _part(self, event: Event) -> ReplyPart | None:
+        match event:
+            case Reasoning() | Content():
+                return event
+            case CallBegun(name=name) if self._may_call:
+                self._id, self._pieces = f"call_{secrets.token_hex(12)}", []
+                return CallStart(self._id, name)
+            case CallArguments(text=text) if self._may_call:
+                self._pieces.append(text)
+                return CallPiece(text)
+            case CallBegun() | CallArguments():
+                return None
+            case ToolCall():
+                return self._whole(event)
+            case BrokenCall(text=text, reason=reason):
+                started, self._id = bool(self._id), ""
+                return CallLost(text, reason) if started else Content(text)
+
+    def _whole(self, call: ToolCall) -> TextCall | Content:
         if not self._may_call:
             return Content(render_calls((call,), self._format.dialect))
-        return TextCall(f"call_{secrets.token_hex(12)}", call.name, json_text(call.arguments))
+        call_id, self._id = self._id, ""
+        return TextCall(call_id, call.name, "".join(self._pieces))
 
 
 def missing_tokens(chat_format: DeepseekFormat, tokenizer: ChatTokenizer) -> list[str]:

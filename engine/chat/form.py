@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from engine.chat.dsml_parser import Content, Reasoning
 from engine.chat.tokenizer import ChatTokenizer
-from engine.chat.tool_calls import TextCall
+from engine.chat.tool_calls import CallLost, CallPiece, CallStart, TextCall
 from engine.chat.tool_grammar import Form
 from engine.errors import ContextExceeded
 
-ReplyPart = Reasoning | Content | TextCall
+ReplyPart = Reasoning | Content | CallStart | CallPiece | CallLost | TextCall
 
 
 @dataclass(frozen=True, slots=True)

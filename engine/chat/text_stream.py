@@ -10,6 +10,7 @@ from engine.chat.tokenizer import ChatTokenizer
 _REPLACEMENT = "\ufffd"
 _KEPT_TOKENS = 4  # a UTF-8 character has four bytes at most, and a token one at least
 _MAX_TOKENS = 64  # where tokens without text, such as control tokens, lie inside of one: it is given up
+_AT_ONCE = 32  # tokens decoded together: far fewer than those
 
 
 class TextStream:
@@ -54,8 +55,13 @@ class TextStream:
         return self._push(token_ids, final, exempt == 0)
 
     def _push(self, token_ids: Sequence[int], final: bool, may_stop: bool) -> str:
-        self._window += token_ids
-        return self._release(self._decode(final), final, may_stop)
+        new, start = "", 0
+        while start + _AT_ONCE < len(token_ids):
+            self._window += token_ids[start : start + _AT_ONCE]
+            new += self._decode(False)
+            start += _AT_ONCE
+        self._window += token_ids[start:]
+        return self._release(new + self._decode(final), final, may_stop)
 
     def _decode(self, final: bool) -> str:
         """Newly decoded text, without an end that may be an incomplete character.

@@ -18,11 +18,34 @@ _OPENED = any_of(_OPENINGS)
 
 @dataclass(frozen=True, slots=True)
 class TextCall:
-    """`arguments` is the JSON of an object."""
+    """`arguments` is the JSON of an object: where it came in pieces, those one behind the other."""
 
     id: str
     name: str
     arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A TextCall or a CallLost of this id follows, and before it its arguments in pieces."""
+
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """The next characters of the arguments of the call that was started last."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallLost:
+    """A call that was started cannot be read, or is cut off. `text` is what stands there."""
+
+    text: str
+    reason: str
 
 
 class CallParser:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.errors import InvalidRequest
 from engine.sampling.candidates import Logits
 from engine.sampling.past import Past
 from protocol.sampling import SamplingParams
@@ -22,9 +23,26 @@ def needs_past(sampling: SamplingParams) -> bool:
     return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
 
-def is_plain(sampling: SamplingParams) -> bool:
-    """Whether the row to choose from is the model's own: what verdicts on drafts assume of a request."""
-    return not (needs_past(sampling) or sampling.logit_bias or sampling.min_tokens or sampling.structure)
+def check_plain(sampling: SamplingParams) -> None:
+    """Raises InvalidRequest that names the field for a request that is not plain."""
+    if (name := _adjusting(sampling)) is not None:
+        raise InvalidRequest(
+            f"{name} is set, and drafts that are drawn do not follow it", parameter=name,
+            hint="pick drafts and judge them with judge_followed, or decode without drafts",
+        )  # fmt: skip
+
+
+def _adjusting(sampling: SamplingParams) -> str | None:
+    """The first field that changes rows."""
+    asked = {
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty != 1.0,
+        "logit_bias": sampling.logit_bias,
+        "min_tokens": sampling.min_tokens,
+        "structure": sampling.structure,
+    }
+    return next((name for name, value in asked.items() if value), None)
 
 
 def adjust(

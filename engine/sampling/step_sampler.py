@@ -62,6 +62,11 @@ class StepSampler:
             self._check_begun(sampling.structure, begun_ids)
         return grammar
 
+    def ends(self, sampling: SamplingParams) -> frozenset[int]:
+        """The tokens that end an output."""
+        named = frozenset(sampling.stop_token_ids)
+        return named if sampling.ignore_eos else named | self._eos_ids
+
     def choose(
         self, logits: Logits, request_id: str, sampling: SamplingParams, token_ids: Sequence[int], prompt: int
     ) -> Choice:
@@ -71,7 +76,7 @@ class StepSampler:
             progress = self._followed(request_id, sampling, token_ids, prompt)
             past = progress.past
             allowed = progress.matcher.allowed() if progress.matcher is not None else None
-        ends = (*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._eos_ids))
+        ends = self.ends(sampling)
         token = choose(logits, sampling, len(token_ids) - prompt, past, ends=ends, allowed=allowed)
         if sampling.logprobs < 0:
             return Choice(token)

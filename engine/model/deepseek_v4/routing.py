@@ -6,6 +6,7 @@ Shapes: T rows, C channels, E experts, K experts a row, V vocabulary.
 import torch
 from torch import Tensor
 
+from engine.errors import BrokenModelFile
 from engine.model.deepseek.moe import Experts, MixtureOfExperts, Routes, expert_scores, expert_weights
 from engine.model.deepseek_v4.config import DeepseekV4Config
 from engine.model.tensor_source import TensorSource
@@ -35,13 +36,28 @@ class HashRouter:
     def __init__(self, config: DeepseekV4Config, source: TensorSource, prefix: str) -> None:
         experts, k = config.n_routed_experts, config.num_experts_per_tok
         self.gate = Dense.of(source.take(f"{prefix}.weight", (experts, config.hidden_size)))
-        self.experts_VK = source.take(f"{prefix}.tid2eid", (config.vocab_size, k)).long()
+        table_VK = source.take(f"{prefix}.tid2eid", (config.vocab_size, k)).long()
+        self.experts_VK = _checked(table_VK, experts)
         self._scale = config.routed_scaling_factor
 
     def __call__(self, operations: Operations, x_TC: Tensor, ids_T: Tensor) -> Routes:
         experts_TK = self.experts_VK[ids_T]
         scores_TE = expert_scores(operations, x_TC, self.gate)
         return Routes(experts_TK, expert_weights(scores_TE, experts_TK, self._scale))
+
+
+def _checked(experts_VK: Tensor, num_experts: int) -> Tensor:
+    """The table. Raises BrokenModelFile: kernels give each of a row's experts a place of its own."""
+    sorted_VK = experts_VK.sort(1).values
+    outside_V = (sorted_VK[:, 0] < 0) | (sorted_VK[:, -1] >= num_experts)
+    wrong_V = outside_V | (sorted_VK[:, 1:] == sorted_VK[:, :-1]).any(1)
+    if bool(wrong_V.any()):
+        token = int(wrong_V.long().argmax())
+        raise BrokenModelFile(
+            f"tid2eid: token {token} has the experts {experts_VK[token].tolist()}, expected different ones "
+            f"below {num_experts}"
+        )
+    return experts_VK
 
 
 class HashedExperts:

@@ -13,7 +13,8 @@ from typing import Any
 import openai
 import uvicorn
 
-from actors.engine_worker import EngineWorker
+from actors.counts import worker_counts
+from actors.engine_worker import EngineWorker, WorkerFailed
 from actors.token_client import TokenClient
 from cluster.served import served_model
 from engine.config import EngineConfig
@@ -21,6 +22,7 @@ from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.service import ChatService, ServedModel
 from protocol.errors import InvalidInput
+from protocol.worker_counts import WorkerCounts
 
 PATIENCE_S = 60.0
 
@@ -101,6 +103,11 @@ def _gateway(served: ServedModel, paths: list[Path], config: GatewayConfig, stac
     async def status() -> dict[str, Any]:
         return {"workers": [worker.engine.config.role for worker in stack.workers]}
 
+    async def counts() -> list[tuple[str, WorkerCounts | None]]:
+        return await asyncio.to_thread(
+            lambda: [(worker.engine.config.role, _counts(worker)) for worker in stack.workers]
+        )
+
     async def set_pace(role: str, factor: float) -> None:
         if role not in {worker.engine.config.role for worker in stack.workers}:
             raise InvalidInput(f"no worker {role!r}")
@@ -108,7 +115,7 @@ def _gateway(served: ServedModel, paths: list[Path], config: GatewayConfig, stac
 
     async def main() -> None:
         async with TokenClient(paths[0], paths[1:]) as client:
-            app = create_app(ChatService(served, client, config), status, set_pace)
+            app = create_app(ChatService(served, client, config), status, counts, set_pace)
             settings = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=5)
             servers.append(uvicorn.Server(settings))
             ready.set()
@@ -125,3 +132,10 @@ def _gateway(served: ServedModel, paths: list[Path], config: GatewayConfig, stac
         yield "http://{}:{}".format(*listener.getsockname())
         servers[0].should_exit = True
         thread.join()
+
+
+def _counts(worker: EngineWorker) -> WorkerCounts | None:
+    try:
+        return worker.call(lambda: worker_counts(worker.engine))
+    except WorkerFailed:
+        return None

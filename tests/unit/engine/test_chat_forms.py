@@ -13,7 +13,7 @@ from engine.chat.deepseek_tokenizer import load_tokenizer
 from engine.chat.dsml import V41, ToolCall, render_calls
 from engine.chat.dsml_parser import Content, Reasoning
 from engine.chat.form import ChatPrompt, Conversation, ReplyPart
-from engine.chat.tool_calls import TextCall
+from engine.chat.tool_calls import CallLost, CallPiece, CallStart, TextCall
 from engine.errors import InvalidRequest
 from engine.model_path import NANO
 
@@ -35,7 +35,7 @@ def read(form: DeepseekForm, parts: list[str], may_call: bool = True, end: int =
 def told(parts: list[ReplyPart]) -> tuple[str, str, list[tuple[str, str]]]:
     return (
         "".join(part.text for part in parts if isinstance(part, Reasoning)),
-        "".join(part.text for part in parts if isinstance(part, Content)),
+        "".join(part.text for part in parts if isinstance(part, Content | CallLost)),
         [(part.name, part.arguments) for part in parts if isinstance(part, TextCall)],
     )
 
@@ -59,9 +59,22 @@ def test_a_call_that_nobody_asked_for_or_that_is_cut_off_is_text(form: DeepseekF
     assert 'invoke name="f"' in content
 
 
-def test_calls_have_ids_of_their_own(form: DeepseekForm) -> None:
-    ids = [part.id for part in read(form, [BLOCK]) if isinstance(part, TextCall)]
+def test_calls_have_ids_of_their_own_and_begin_with_them(form: DeepseekForm) -> None:
+    parts = read(form, [BLOCK])
+    ids = [part.id for part in parts if isinstance(part, TextCall)]
     assert len(set(ids)) == 2
+    assert [(part.id, part.name) for part in parts if isinstance(part, CallStart)] == [
+        (ids[0], "f"), (ids[1], "g"),
+    ]  # fmt: skip
+
+
+def test_a_call_that_was_begun_is_lost_by_name_where_it_cannot_be_read(form: DeepseekForm) -> None:
+    begun, *pieces, lost = read(form, [BLOCK.replace("[1, null]", "[1,")])[:-3]
+    assert isinstance(begun, CallStart)
+    assert all(isinstance(piece, CallPiece) for piece in pieces)
+    assert isinstance(lost, CallLost)
+    assert "is said to be JSON and is not" in lost.reason
+    assert lost.text.startswith('<｜DSML｜ invoke name="f">')
 
 
 def test_a_prompt_says_where_its_reasoning_ends_and_no_message_writes_a_token(form: DeepseekForm) -> None:

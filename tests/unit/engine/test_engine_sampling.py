@@ -234,8 +234,8 @@ def told(engine: Engine) -> list[tuple[str, int, tuple[TokenLogprobs, ...]]]:
 
 
 def test_logprobs_of_a_prompt_that_is_too_long_for_them_are_refused(engine: Engine) -> None:
-    with pytest.raises(InvalidRequest, match="200000") as refused:
-        check_prompt_logprobs(SamplingParams(prompt_logprobs=20), 10_000, skips_rows=False)
+    with pytest.raises(InvalidRequest, match="1000000") as refused:
+        check_prompt_logprobs(SamplingParams(prompt_logprobs=20), 50_000, skips_rows=False)
     assert refused.value.parameter == "prompt_logprobs"
     with pytest.raises(InvalidRequest, match="replay off"):
         check_prompt_logprobs(SamplingParams(prompt_logprobs=0), 10, skips_rows=True)

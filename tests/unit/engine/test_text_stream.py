@@ -154,3 +154,15 @@ def test_what_ended_the_text_is_told(tiny_tokenizer: ChatTokenizer) -> None:
     result = TextStream(tiny_tokenizer, ("xx", "b"))
     result.push(byte_ids(b"abc"))
     assert result.matched == "b"
+
+
+@pytest.mark.parametrize("size", [33, 64, 65, 97, 100, 200])
+def test_a_character_cut_behind_many_tokens_at_once_is_whole(
+    tiny_tokenizer: ChatTokenizer, size: int
+) -> None:
+    """As where a stream goes on that has given out hundreds of tokens."""
+    for before in range(4):
+        text = "x" * before + "é😀漢字 " * 60
+        ids = byte_ids(text.encode())
+        deltas, _ = stream(tiny_tokenizer, [ids[n : n + size] for n in range(0, len(ids), size)], [])
+        assert "".join(deltas) == text

@@ -127,6 +127,9 @@ def test_text_that_cannot_fit_is_refused_before_it_is_rendered(tiny_tokenizer: C
         prepared(forced % ("x" * 10_000), tiny_tokenizer)
 
 
+async def unused(*_: object) -> Any: ...
+
+
 def test_preparing_leaves_the_event_loop_free(tiny_tokenizer: ChatTokenizer) -> None:
     """The template waits for what only the loop can do."""
     released = threading.Event()
@@ -150,7 +153,7 @@ def test_preparing_leaves_the_event_loop_free(tiny_tokenizer: ChatTokenizer) -> 
     async def set_pace(role: str, factor: float) -> None: ...
 
     async def both() -> httpx.Response:
-        transport = httpx.ASGITransport(create_app(cast(ChatService, service), status, set_pace))
+        transport = httpx.ASGITransport(create_app(cast(ChatService, service), status, unused, set_pace))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
             body = {"messages": [{"role": "user", "content": "a"}]}
             asked = asyncio.create_task(http.post("/v1/chat/completions", json=body))
@@ -179,10 +182,8 @@ def test_a_request_has_arrived_before_it_is_rendered(tiny_tokenizer: ChatTokeniz
     )
     service = SimpleNamespace(model=model, config=GatewayConfig(), complete=complete, ending=asyncio.Event())
 
-    async def unused(*_: object) -> Any: ...
-
     async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(create_app(cast(ChatService, service), unused, unused))
+        transport = httpx.ASGITransport(create_app(cast(ChatService, service), unused, unused, unused))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
             body = {"messages": [{"role": "user", "content": "a"}]}
             return await http.post("/v1/chat/completions", json=body)

@@ -30,6 +30,10 @@ class Workers:
         self.paces[role] = factor
 
 
+async def no_counts() -> list[Any]:
+    return []
+
+
 async def no_status() -> dict[str, Any]:
     return {}
 
@@ -44,7 +48,7 @@ def post(
     service = SimpleNamespace(
         model=SimpleNamespace(name="tiny"), config=GatewayConfig(), client=None, ending=asyncio.Event()
     )
-    app = create_app(cast(ChatService, service), no_status, workers.set_pace)
+    app = create_app(cast(ChatService, service), no_status, no_counts, workers.set_pace)
 
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app, client=client)

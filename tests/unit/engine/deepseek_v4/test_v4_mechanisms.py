@@ -232,3 +232,16 @@ def test_every_tensor_of_the_inventory_is_taken(cpu_library):
     source = Counting()
     DraftBlock(DeepseekV4Model(config, source, select_operations(1)), source)
     assert source.taken == {(entry.name, entry.shape) for entry in v4_entries(config)}
+
+
+@pytest.mark.parametrize("row", [[3, 3], [0, 8], [-1, 2]], ids=["twice", "beyond", "below"])
+def test_a_table_that_is_no_choice_of_experts_is_refused(row: list[int]) -> None:
+    """transformers leaves it at zeros in a model without weights: one expert, twice."""
+    config = tiny_config()
+    table = SOURCE.take("x.tid2eid", (config.vocab_size, 2))
+    table[5] = torch.tensor(row)
+    source = TensorsInMemory(
+        {"g.weight": torch.zeros(config.n_routed_experts, config.hidden_size), "g.tid2eid": table}, "values"
+    )
+    with pytest.raises(BrokenModelFile, match=rf"tid2eid: token 5 has the experts \[{row[0]}, {row[1]}\]"):
+        HashRouter(config, source, "g")
