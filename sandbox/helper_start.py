@@ -1,9 +1,9 @@
 """Starts the helper with root for one user (sandbox/privileged): checks that what runs is root's, works out
 what the node denies to all sandboxes, and becomes it."""
 
+import fcntl
 import os
 import pwd
-import socket
 import stat
 import sys
 from collections.abc import Iterable
@@ -48,7 +48,8 @@ def run_helper(user: str, place: Path | None = None) -> NoReturn:
         )
     place = place or helper_socket(uid)
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-    _clear(place, user)
+    _lock(uid, user)
+    place.unlink(missing_ok=True)  # of one that was killed
     denials = place.with_suffix(".denials")
     denials.write_bytes(node_denials())
     command = helper_words(uid, place, denials)
@@ -81,12 +82,15 @@ def first_foreign(paths: Iterable[Path]) -> Path | None:
     return None
 
 
-def _clear(place: Path, user: str) -> None:
-    """Of a helper that was killed. InvalidArgument where one runs."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        try:
-            probe.connect(str(place))
-        except OSError:
-            place.unlink(missing_ok=True)
-            return
-    raise InvalidArgument(f"a helper for {user} listens at {place}", hint="end it first")
+def _lock(uid: int, user: str) -> None:
+    """One for a user, since each removes at its start what it finds of an earlier one. Held until the helper
+    has ended. InvalidArgument where one runs."""
+    file = helper_socket(uid).with_suffix(".lock")
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+    fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise InvalidArgument(f"a helper for {user} runs already", hint="end it first") from None
+    os.set_inheritable(fd, True)
