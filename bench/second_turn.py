@@ -48,17 +48,28 @@ class RandomServed(DeepseekServed):
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """`cpu_s` of all threads of the process, which neighbours take nothing of."""
+
+    clock_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Turns:
-    """Seconds to the first token. `cached`: of a second turn's tokens, those that were found."""
+    """To the first token. `cached`: of a second turn's tokens, those that were found."""
 
     model: str
     tokens: int
-    cold_s: float
-    second_s: dict[str, float]
+    cold: Spent
+    second: dict[str, Spent]
     cached: dict[str, int]
 
     def share(self, place: str) -> float:
-        return self.second_s[place] / self.cold_s
+        return self.second[place].clock_s / self.cold.clock_s
+
+    def cpu_share(self, place: str) -> float:
+        return self.second[place].cpu_s / self.cold.cpu_s
 
     @property
     def met(self) -> bool:
@@ -66,10 +77,12 @@ class Turns:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "model": self.model, "tokens": self.tokens, "cold_s": round(self.cold_s, 3),
-            "cached": self.cached,
-            "second_s": {place: round(s, 4) for place, s in self.second_s.items()},
-            "share": {place: round(self.share(place), 4) for place in self.second_s}, "met": self.met,
+            "model": self.model, "tokens": self.tokens, "cold_s": round(self.cold.clock_s, 3),
+            "cold_cpu_s": round(self.cold.cpu_s, 3), "cached": self.cached,
+            "second_s": {place: round(spent.clock_s, 4) for place, spent in self.second.items()},
+            "second_cpu_s": {place: round(spent.cpu_s, 4) for place, spent in self.second.items()},
+            "share": {place: round(self.share(place), 4) for place in self.second},
+            "cpu_share": {place: round(self.cpu_share(place), 4) for place in self.second}, "met": self.met,
         }  # fmt: skip
 
 
@@ -82,8 +95,8 @@ def measure_turns(name: str, model: Model, tokens: int) -> Turns:
     draw = random.Random(7)
     first = tuple(draw.choices(range(10, _VOCABULARY), k=tokens - TAIL))
     tails = [tuple(draw.choices(range(10, _VOCABULARY), k=TAIL)) for _ in range(4)]
-    cold_s, _ = time_to_first(_engine(name, model, tokens), first + tails[0])
-    found: dict[str, tuple[float, int]] = {}
+    cold, _ = time_to_first(_engine(name, model, tokens), first + tails[0])
+    found: dict[str, tuple[Spent, int]] = {}
     with tempfile.TemporaryDirectory() as folder:
         tiers = {"host_bytes": 2 << 30, "disk_path": folder}
         engine = _engine(name, model, tokens, tiers=tiers)
@@ -95,17 +108,18 @@ def measure_turns(name: str, model: Model, tokens: int) -> Turns:
         engine = _engine(name, model, tokens, tiers=tiers)
         found["disk"] = time_to_first(engine, first + tails[3])
         engine.close()
-    times = {place: seconds for place, (seconds, _) in found.items()}
-    return Turns(name, tokens, cold_s, times, {place: cached for place, (_, cached) in found.items()})
+    second = {place: spent for place, (spent, _) in found.items()}
+    return Turns(name, tokens, cold, second, {place: cached for place, (_, cached) in found.items()})
 
 
-def time_to_first(engine: Engine, prompt: tuple[int, ...]) -> tuple[float, int]:
-    """Of one request of one token: seconds, and how many of its tokens were found."""
-    started = time.perf_counter()
+def time_to_first(engine: Engine, prompt: tuple[int, ...]) -> tuple[Spent, int]:
+    """Of one request of one token: what it took, and how many of its tokens were found."""
+    started_s, cpu_s = time.perf_counter(), time.process_time()
     engine.add(Request("turn", prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
     while engine.has_work:
         for output in engine.step().tokens:
-            return time.perf_counter() - started, output.num_cached
+            spent = Spent(time.perf_counter() - started_s, time.process_time() - cpu_s)
+            return spent, output.num_cached
     raise AssertionError("a request has ended without a token")
 
 

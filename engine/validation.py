@@ -24,7 +24,7 @@ def check_request(request: Request, model: Model, max_positions: int, block_toke
             parameter="messages", please="shorten the prompt or lower max_tokens",
         )  # fmt: skip
     ids = (*request.prompt_ids, *sampling.forced_ids, *request.generated_ids)
-    if not all(0 <= token < model.vocabulary for token in ids):
+    if not 0 <= min(ids) <= max(ids) < model.vocabulary:
         raise InvalidRequest(
             f"a token id lies outside the vocabulary of {model.vocabulary}", parameter="prompt_ids"
         )
