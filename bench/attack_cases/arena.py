@@ -12,13 +12,11 @@ from typing import Self
 
 from bench.attack_cases import guard
 from bench.attack_cases.model import Attack, Box, Identity, Probe, Seen, Substrate
+from bench.attack_cases.neighbour import Neighbour
 from bench.attack_cases.programs import command, judge, read_found
 from bench.attack_cases.world import World
 from protocol.errors import DockyardError
 from sandbox import Sandbox
-
-_HEARTBEAT_S = 60.0
-MARK = "neighbour's own"
 
 
 class Unguarded(Exception):
@@ -46,7 +44,7 @@ class Arena:
         self.open_place.mkdir()
         self.open_place.chmod(0o777)
         self.neighbour = self._create(Box())
-        self.neighbour.files.write("mark", MARK)
+        self.beside = Neighbour(self.neighbour)
         return self
 
     def __exit__(
@@ -65,6 +63,11 @@ class Arena:
     def open_place(self) -> Path:
         """A folder of the host that every user may write to."""
         return self.place / "open"
+
+    @property
+    def disk(self) -> Path:
+        """Where the guard's disk is, for what is tried outside."""
+        return self._guard.disk
 
     @property
     def world(self) -> World:
@@ -88,31 +91,33 @@ class Arena:
         yield box
 
     def inside(self, probe: Probe) -> Seen:
-        """Tries it in a sandbox, with a heartbeat of the neighbour beside it."""
+        """Tries it in a sandbox."""
         with self.sandbox(probe.box) as box:
             return self.try_in(box, probe)
 
     def try_in(self, box: Sandbox, probe: Probe) -> Seen:
         """Like `inside`, in a sandbox that is there."""
-        running = box.commands.start(command(probe), timeout_s=probe.timeout_s)
-        self.check_neighbour()
-        return judge(running.wait())
+        return judge(box.commands.run(command(probe), timeout_s=probe.timeout_s))
 
-    def outside(self, probe: Probe, identity: Identity, fds: tuple[int, ...] = ()) -> Seen:
-        """Tries it as a process of the host, under the guard. Unguarded where there can be none."""
-        if (reason := guard.missing(identity)) != "":
+    def outside(
+        self,
+        probe: Probe,
+        identity: Identity,
+        fds: tuple[int, ...] = (),
+        *,
+        confined: bytes = b"",
+        disk: bool = False,
+    ) -> Seen:
+        """Tries it as a process of the host, under the guard. `confined`: and under these instructions for
+        the filter of system calls. `disk`: with a small disk. Unguarded where there can be no guard."""
+        if (reason := guard.missing(identity, disk=disk)) != "":
             raise Unguarded(reason)
-        words = command(probe)[1:]
+        words = command(probe, confined)[1:]
         try:
-            done = self._guard.run(words, identity, timeout_s=probe.timeout_s, fds=fds)
+            done = self._guard.run(words, identity, timeout_s=probe.timeout_s, fds=fds, disk=disk)
         except subprocess.TimeoutExpired:
             return Seen(False, "timeout")
         return read_found(done.stdout) or Seen(False, f"exit {done.returncode}: {done.stderr[-300:]}")
-
-    def check_neighbour(self) -> None:
-        """AssertionError where the neighbour does not answer, or is not what it was."""
-        beat = self.neighbour.commands.run(["cat", "mark"], timeout_s=_HEARTBEAT_S)
-        assert (beat.reason, beat.stdout) == ("exit", MARK), f"the neighbour is not well: {beat}"
 
     def _create(self, wanted: Box) -> Sandbox:
         return Sandbox.create(

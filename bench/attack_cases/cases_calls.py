@@ -14,6 +14,7 @@ from typing import Any
 from bench.attack_cases.model import (
     WITHOUT_BOTH,
     WITHOUT_SECCOMP,
+    Apart,
     Case,
     Control,
     Outside,
@@ -23,8 +24,9 @@ from bench.attack_cases.model import (
 from sandbox.cgroups import parse_hierarchies
 from sandbox.policy.seccomp import NUMBERS, this_machine
 
-_AS_ROOT, _IN_NAMESPACES = Outside("root"), Outside("namespace")
+_AS_ROOT, _IN_NAMESPACES = Apart("root"), Apart("namespace")
 _EPERM, _NO_FAMILY = frozenset({"EPERM"}), frozenset({"EAFNOSUPPORT"})
+_NONE_LEFT = frozenset({"ENOSPC"})  # no user namespace is left to make
 _X86 = this_machine() == "x86_64"
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _MS_BIND, _MS_REC, _MNT_DETACH = 4096, 16384, 2
@@ -39,8 +41,8 @@ _GETPID_BY_INT80 = "b814000000cd80c3"  # mov eax, 20; int 0x80; ret
 
 _BY_SECCOMP = "seccomp"
 _BY_BOTH = "seccomp and Landlock, each by itself"
-_BY_CAPABILITY = "seccomp and no capability, not told apart"
-_FUNCTION_TOO = "seccomp and no user namespaces (bubblewrap), not told apart"
+_BY_CAPABILITY = "seccomp and no capability, each by itself"
+_FUNCTION_TOO = "seccomp and no user namespaces (bubblewrap), each by itself"
 
 
 def _number(name: str) -> str:
@@ -80,7 +82,8 @@ def _by_seccomp(
 
 def _in_spaces(
     number: int, name: str, title: str, attack: Probe, control: Control = WITHOUT_SECCOMP,
-    *, shut: frozenset[str] = _EPERM, needs: Callable[[], str] | None = None,
+    *, shut: frozenset[str] = _EPERM, also: frozenset[str] = frozenset(),
+    needs: Callable[[], str] | None = None,
 ) -> list[Case]:  # fmt: skip
     """What needs capabilities in namespaces of its own. `function` refuses the namespaces a second time."""
     mechanism = _BY_SECCOMP if control == WITHOUT_SECCOMP else _BY_BOTH
@@ -90,7 +93,7 @@ def _in_spaces(
             name,
             title,
             attack,
-            _IN_NAMESPACES,
+            Apart("namespace", also=also),
             mechanism=_FUNCTION_TOO,
             shut=shut,
             on=("function",),
@@ -129,9 +132,9 @@ _BIND = ("/usr", "/tmp", None, _MS_BIND | _MS_REC, None)
 _PROC = ("proc", "/tmp", "proc", 0, None)
 
 
-def _outside_without_spaces(probe: Probe) -> Outside:
+def _outside_without_spaces(probe: Probe) -> Apart:
     """The guard has made namespaces already, with processes of their own in them."""
-    return Outside("namespace", (*probe.arguments[:2], "", probe.arguments[3]))
+    return Apart("namespace", (*probe.arguments[:2], "", probe.arguments[3]))
 
 
 _MOUNTS: tuple[list[Case], ...] = (
@@ -155,8 +158,7 @@ _MOUNTS: tuple[list[Case], ...] = (
                    _IN_NAMESPACES),
     _by_capability(16, "mount-proc", "a /proc without masks", _spaced("mount", *_PROC),
                    _outside_without_spaces(_spaced("mount", *_PROC))),
-    _by_capability(16, "open-tree", "a copy of a tree of mounts", _spaced("open_tree", -100, "/usr", 0x8001),
-                   _IN_NAMESPACES),
+    _in_spaces(16, "open-tree", "a copy of a tree of mounts", _spaced("open_tree", -100, "/usr", 0x8001)),
     _in_spaces(16, "umount", "a mask unmounted",
                _spaced("umount2", "/dev/shm", _MNT_DETACH, reached=(errno.EINVAL,))),
     _in_spaces(16, "fspick", "a mounted file system configured",
@@ -172,9 +174,10 @@ _MOUNTS: tuple[list[Case], ...] = (
 )  # fmt: skip
 
 _NAMESPACES: tuple[list[Case], ...] = (
-    _in_spaces(17, "unshare-user", "a user namespace by unshare", _call("unshare", _NEW_USER)),
+    _in_spaces(17, "unshare-user", "a user namespace by unshare", _call("unshare", _NEW_USER),
+               also=_NONE_LEFT),
     _in_spaces(17, "clone-user", "a user namespace by clone",
-               Probe("calls", "fork_into", (_number("clone"), str(_NEW_USER)))),
+               Probe("calls", "fork_into", (_number("clone"), str(_NEW_USER))), also=_NONE_LEFT),
     _by_seccomp(17, "clone3", "clone3, whose flags no filter sees",
                 _call("clone3", None, 0, reached=(errno.EINVAL,)),
                 frozenset({"ENOSYS"})),
@@ -236,14 +239,17 @@ _MACHINE: tuple[list[Case], ...] = (
     _by_seccomp(34, "xfs-swapext", "extents of two files exchanged",
                 Probe("calls", "file_ioctl", (_number("ioctl"), "0xC0C0586D", "/tmp/extents",
                 str(errno.ENOTTY)))),
+    _by_capability(34, "freeze", "a file system that takes no writes any more",
+                   Probe("calls", "file_ioctl", (_number("ioctl"), "0xC0045877", "/tmp/frozen",
+                   str(errno.EOPNOTSUPP))), _AS_ROOT),
     _by_capability(58, "settimeofday", "another time", _call("settimeofday", None, None), _AS_ROOT),
 )  # fmt: skip
 
 _SOCKETS: tuple[list[Case], ...] = (
     _in_spaces(9, "packet-socket", "packets below IP (CVE-2020-14386)", _spaced("socket", _PACKET, 3, 0),
-               shut=_NO_FAMILY),
+               shut=_NO_FAMILY, also=_EPERM),
     _in_spaces(75, "xdp-socket", "packets past the kernel's network", _spaced("socket", _XDP, 3, 0),
-               shut=_NO_FAMILY),
+               shut=_NO_FAMILY, also=_EPERM),
     _by_seccomp(33, "vsock", "a socket to the machine's host", _call("socket", _VSOCK, 1, 0), _NO_FAMILY),
     _by_seccomp(33, "vsock-high-bits", "the same with bits that only a filter would read",
                 _call("socket", _VSOCK | 1 << 32, 1, 0), _NO_FAMILY),
@@ -254,8 +260,8 @@ _SOCKETS: tuple[list[Case], ...] = (
 _OLD_DOORS: tuple[list[Case], ...] = (
     _by_seccomp(24, "int80", "a system call by the door of 32-bit programs",
                 Probe("calls", "machine_code", (_GETPID_BY_INT80,)), frozenset({"signal 31"})),
-    [_case(24, "x32", "a system call by x32's numbers", Probe("calls", "call", (_GETPID_OF_X32,)), _AS_ROOT,
-           mechanism=_BY_SECCOMP, shut=frozenset({"ENOSYS", "signal 31"}))],
+    [_case(24, "x32", "a system call by x32's numbers", Probe("calls", "call", (_GETPID_OF_X32,)),
+           Outside("root"), mechanism=_BY_SECCOMP, shut=frozenset({"signal 31"}))],
     _by_seccomp(20, "sysfs-call", "file systems by number", _call("sysfs", 3)),
     _by_capability(20, "iopl", "ports of the hardware", _call("iopl", 3), _AS_ROOT),
 ) if _X86 else ()  # fmt: skip

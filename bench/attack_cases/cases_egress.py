@@ -7,12 +7,15 @@ policy with one rule more lets through: so the rule is what refuses it.
 import errno
 import os
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from bench.attack_cases import tracking
+from bench.attack_cases.announcements import announced, announced_unfenced
 from bench.attack_cases.arena import Arena
-from bench.attack_cases.model import Box, Case, Control, Instead, Outside, Probe, Raised, Seen, Shown
+from bench.attack_cases.model import Apart, Box, Case, Control, Deed, Instead, Probe, Raised, Seen, Shown
 from bench.attack_cases.programs import command
 from bench.attack_cases.world import (
     HOST,
@@ -43,6 +46,8 @@ def _box(*more: dict[str, Any], names: tuple[str, ...] = ("example.org", "reboun
     return Box(policy=Policy(network=Network.model_validate(rules)))
 
 
+FIRST_FLOW, NUM_FLOWS = 20_000, 2_000
+_MANY_PORTS = _box({"to": HOST, "ports": [f"{FIRST_FLOW}-{FIRST_FLOW + NUM_FLOWS}"], "protocol": "udp"})
 _ANYWHERE = Box(policy=presets.open_internet())
 
 
@@ -105,6 +110,29 @@ def _connect(host: str, port: int) -> str:
         return "talked to it"
 
 
+def _flows(*, tracked: bool) -> Deed:
+    """Datagrams to many ports of a server that is allowed. Open where the world remembers them, as a network
+    that translates addresses does for half a minute, in a table that has an end."""
+
+    def deed(arena: Arena) -> Seen:
+        world = arena.world.namespace
+        with tracking.tracking(world) if tracked else nullcontext():
+            before = tracking.remembered(world)
+            seen = arena.inside(_probe("flows", HOST, str(FIRST_FLOW), str(NUM_FLOWS), box=_MANY_PORTS))
+            found = tracking.remembered(world) - before
+        if found > 0:
+            return Seen(
+                True, "the world remembers them" if found > NUM_FLOWS // 2 else f"it remembers {found}"
+            )
+        return Seen(False, f"{seen.said}, nobody remembers them")
+
+    return deed
+
+
+def _no_tracking() -> str:
+    return missing() or tracking.missing()
+
+
 def _without_programs(arena: Arena) -> Seen:
     """A host that cannot enforce the rules. Open where there is a sandbox nevertheless."""
     nowhere = patch.object(service, "EGRESS_OBJECT", Path("/nowhere"))
@@ -132,6 +160,11 @@ def _full_map(arena: Arena) -> Seen:
 
 
 CASES: tuple[Case, ...] = (
+    Case(47, "egress-flows", f"{NUM_FLOWS:,} flows for a table of connections that has an end",
+         _flows(tracked=False), frozenset({f"sent {NUM_FLOWS}, nobody remembers them"}),
+         "neither rules nor links track connections",
+         Shown(_flows(tracked=True), "to a world that translates addresses"), "contained",
+         needs=_no_tracking),
     _case(71, "port", "another port of a server that is allowed", _probe("reach", HOST, "81"),
           _allowed(HOST, 81)),
     _case(71, "address", "another server", _probe("reach", OTHER, "80"), _allowed(OTHER, 80)),
@@ -143,9 +176,10 @@ CASES: tuple[Case, ...] = (
     _case(72, "nat64", "another server, by NAT64", _probe("reach", NAT64_OTHER, "80"), _allowed(OTHER, 80)),
     _case(74, "udp", "a server that is allowed, by UDP", _probe("ask", HOST, "5000"),
           _allowed(HOST, 5000, "udp")),
-    _case(75, "packet-socket", "packets below IP", _probe("raw_socket", "17", "3", "0"), Outside("namespace"),
+    _case(75, "packet-socket", "packets below IP", _probe("raw_socket", "17", "3", "0"),
+          Apart("namespace", also=_REFUSED),
           shut=frozenset({"EAFNOSUPPORT"}),
-          mechanism="seccomp, no capability; the fence on the link behind them"),
+          mechanism="seccomp; hooks on sockets and no capability; each by itself, the fence behind them"),
     _case(81, "metadata", "the cloud's metadata, under a policy that opens everything",
           _probe("reach", METADATA, "80", box=_ANYWHERE), _from_world(METADATA, 80), mechanism=_WHATEVER),
     _case(81, "metadata-mapped", "the same as IPv6",
@@ -171,6 +205,10 @@ CASES: tuple[Case, ...] = (
     _case(83, "rebinding", "an allowed name with a private address", _probe("resolve", "rebound.example.org"),
           Instead(("example.org",), "an allowed name with a public address"), shut=_UNKNOWN,
           mechanism="the only resolver, which refuses private answers"),
+    Case(90, "egress-announcements", "ARP, neighbour discovery and DHCP, by whoever can send frames",
+         lambda arena: announced(arena, _box()), frozenset({"nothing was believed"}),
+         "the fence on the link, which passes TCP and UDP from the sandbox's own addresses alone",
+         Shown(announced_unfenced, "by a link without its fence"), needs=missing),
     Case(87, "egress-not-there", "rules that this host cannot enforce", _without_programs,
          frozenset({"UnsupportedError"}), "a sandbox is refused, not weakened",
          Shown(lambda arena: arena.inside(_probe("reach", HOST, "80")), "on a host that can"), needs=missing),

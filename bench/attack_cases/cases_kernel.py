@@ -8,6 +8,8 @@ from bench.attack_cases import peers
 from bench.attack_cases.arena import Arena
 from bench.attack_cases.model import (
     WITHOUT_LANDLOCK,
+    WITHOUT_SECCOMP,
+    Apart,
     Box,
     Case,
     Instead,
@@ -26,7 +28,8 @@ _NO_WAY_TO_WRITE = "not its uid's to write, read-only in `container`, Landlock"
 _AS_USER, _AS_ROOT = Outside("user"), Outside("root")
 _LAST_FD = 12
 _IOCTL = str(NUMBERS["ioctl"][0 if this_machine() == "x86_64" else 1])
-_SETFLAGS = "0x40086602"  # FS_IOC_SETFLAGS
+_SETFLAGS, _IMMUTABLE, _NODUMP = "0x40086602", "0x10", "0x40"  # FS_IOC_SETFLAGS, FS_..._FL
+_FIXED, _EXECUTABLE = "0x0040000", "0x0400000"  # ADDR_NO_RANDOMIZE, READ_IMPLIES_EXEC
 _LOOP = ("7", "0")  # a loop device; one without a file reads as empty
 _TAINT = Path("/proc/sys/kernel/tainted")
 _UEVENT_HELPER = Path("/sys/kernel/uevent_helper")
@@ -72,7 +75,7 @@ def _read_all(arena: Arena) -> Seen:
 def _personality(arena: Arena) -> Seen:
     """One command changes its own; the next must not start with it, nor the neighbour's."""
     with arena.sandbox(Box()) as _:
-        arena.inside(_paths("change_personality", "0x0440000"))
+        arena.inside(_paths("change_personality", _FIXED))
         return arena.inside(_paths("read_personality"))
 
 
@@ -122,8 +125,10 @@ CASES: tuple[Case, ...] = (
          _EACCES, "Landlock, and no capability behind it", _AS_ROOT),
     Case(26, "personality", "fixed addresses for what starts later", _personality, frozenset({"as it was"}),
          "a process changes its own alone",
-         Shown(lambda arena: arena.inside(_paths("change_personality", "0x0440000")),
+         Shown(lambda arena: arena.inside(_paths("change_personality", _FIXED)),
                "in the same sandbox, the children of the process itself"), "contained"),
+    Case(26, "personality-code", "a personality in which data is code",
+         _paths("take_personality", _EXECUTABLE), frozenset({"EPERM"}), "seccomp", WITHOUT_SECCOMP),
     Case(28, "abstract-socket", "an abstract Unix socket of the host",
          peers.sought_inside(peers.abstract, _unix),
          frozenset({"ECONNREFUSED"}), "network namespace", peers.sought_outside(peers.abstract, _unix)),
@@ -144,8 +149,12 @@ CASES: tuple[Case, ...] = (
     Case(32, "memory-of-init", "the memory of init or of its minder", _paths("look_into_parents", "maps"),
          _EACCES, _NOT_DUMPABLE, _AS_USER),
     Case(34, "immutable-file", "a file that its owner cannot remove",
-         _paths("set_immutable", "/tmp/immutable", _IOCTL, _SETFLAGS), frozenset({"EPERM"}), "no capability",
-         Outside("root", ("/mnt/immutable", _IOCTL, _SETFLAGS, "mount"))),
+         _paths("set_flags", "/tmp/immutable", _IOCTL, _SETFLAGS, _IMMUTABLE), frozenset({"EPERM"}),
+         "seccomp and no capability, each by itself",
+         Apart("root")),
+    Case(34, "flags", "attributes of a file of its own, which file systems keep apart from its modes",
+         _paths("set_flags", "/tmp/flagged", _IOCTL, _SETFLAGS, _NODUMP), frozenset({"EPERM"}), "seccomp",
+         WITHOUT_SECCOMP),
     Case(35, "kernel-memory", "files that show the kernel's memory", _paths("read_kernel_memory"),
          frozenset({"nothing: ENOENT", "nothing: EACCES ENOENT", "nothing: EACCES ENOENT EPERM"}),
          "not its uid's to read, masked in `container`, a /dev of its own", _AS_ROOT),

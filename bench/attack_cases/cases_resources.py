@@ -1,19 +1,21 @@
 """Resource abuse: a sandbox takes as much as it can of something. What holds it is a limit, and with a wider
 limit the same attempt gets it all."""
 
+import os
 import time
 import tracemalloc
 from pathlib import Path
 
 from bench.attack_cases.arena import Arena
 from bench.attack_cases.model import Box, Case, Deed, Instead, Outside, Probe, Raised, Seen, Shown
-from bench.attack_cases.programs import command
+from bench.attack_cases.programs import command, judge
 from sandbox import Policy, Sandbox, cgroups
 from sandbox.journal import Journal
 
 KIB, MIB = 1 << 10, 1 << 20
 CAP_BYTES = 64 * KIB
 NAMES_MB, NUM_NAMES = 24, 60_000
+MANY = 12  # processes beside one
 _Limit = tuple[frozenset[str], str]  # what it says, and its name
 _BY_MEMORY: _Limit = (frozenset({"oom"}), "memory limit")
 _BY_PIDS: _Limit = (frozenset({"EAGAIN"}), "pids limit")
@@ -115,8 +117,29 @@ def _burn(cpu: float) -> Deed:
     return deed
 
 
+def _beside(*, together: bool) -> Deed:
+    """One process beside MANY of another sandbox, or of its own, all on one processor. Open where they leave
+    it little more than its part of them all; how much each has is counted, so other work of the machine does
+    not matter."""
+
+    def deed(arena: Arena) -> Seen:
+        processor = str(min(os.sched_getaffinity(0)))
+        with arena.sandbox(Box(alone=True)) as one, arena.sandbox(Box(alone=True)) as other:
+            starts = time.monotonic() + 1.0
+            times = (processor, str(starts), str(starts + 2.0))
+            crowd = (one if together else other).commands.start(command(_takes("share", str(MANY), *times)))
+            seen = arena.try_in(one, _takes("share", "1", *times))
+            theirs = judge(crowd.wait())
+        share = float(seen.said) / (float(seen.said) + float(theirs.said))
+        if share < 2 / (MANY + 1):
+            return Seen(True, "it had a part like each of them")
+        return Seen(False, "it had a sandbox's part" if share > 0.33 else f"it had {share:.0%}")
+
+    return deed
+
+
 def _write_to_disk(arena: Arena) -> Seen:
-    return arena.outside(_takes("disk_writes", str(arena.open_place), "4"), "user")
+    return arena.outside(_takes("disk_writes", str(arena.disk), "4"), "user", disk=True)
 
 
 def _stuck(arena: Arena) -> tuple[str, str]:
@@ -296,6 +319,9 @@ CASES: tuple[Case, ...] = (
          Shown(_remembered_names(512, NUM_NAMES), "with memory_mb=512"), "contained", needs=needs_cgroups),
     Case(51, "processor", "two processors", _burn(0.05), frozenset({"throttled"}), "cpu limit",
          Shown(_burn(64), "with cpu=64"), "contained", needs=needs_cgroups),
+    Case(51, "beside-many", f"{MANY} processes that burn a processor, beside one of another sandbox on it",
+         _beside(together=False), frozenset({"it had a sandbox's part"}), "equal weights of cpu cgroups",
+         Shown(_beside(together=True), "with all of them in one sandbox"), "contained", needs=needs_cgroups),
     Case(52, "disk-writes", "writes that wait for a disk", _takes("disk_writes", "/workspace", "4"),
          frozenset({"nothing was written to a disk"}), "the writable layer is memory",
          Shown(_write_to_disk, "outside, as an ordinary user"), "contained"),

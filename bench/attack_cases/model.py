@@ -101,7 +101,19 @@ class NoControl:
     reason: str
 
 
-Control = Without | Raised | Outside | Instead | Shown | NoControl
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """The table of calls holds it, and so does the rest, each by itself. In a sandbox without the table the
+    probe finds the door shut, or says what is in `also`. Outside, as one who has all else that it takes, it
+    finds it shut under the table alone, and open without."""
+
+    identity: Identity
+    arguments: tuple[str, ...] | None = None  # outside; the attack's, where left out
+    also: frozenset[str] = frozenset()
+
+
+Positive = Without | Raised | Outside | Instead | Shown | Apart
+Control = Positive | NoControl
 WITHOUT_SECCOMP = Without(frozenset({"seccomp"}))
 WITHOUT_LANDLOCK = Without(frozenset({"landlock"}))
 WITHOUT_BOTH = Without(frozenset({"seccomp", "landlock"}))

@@ -6,12 +6,14 @@ from typing import Literal, assert_never
 from bench.attack_cases.arena import Arena, Unguarded, attempt, without
 from bench.attack_cases.model import (
     Absent,
+    Apart,
     Box,
     Case,
     Identity,
     Instead,
     NoControl,
     Outside,
+    Positive,
     Probe,
     Raised,
     Seen,
@@ -21,6 +23,7 @@ from bench.attack_cases.model import (
 )
 from sandbox.guard.node import shared_guard
 from sandbox.policy import Protection, apparmor_profiles
+from sandbox.policy.seccomp import filter_program, this_machine
 
 Outcome = Literal["denied", "contained", "open", "failed", "not here"]
 FAULTS: frozenset[Outcome] = frozenset({"open", "failed"})
@@ -48,11 +51,11 @@ class Finding:
 
 
 def run_case(case: Case, arena: Arena) -> Finding:
-    """Seconds at most. AssertionError where the neighbour is not well afterwards."""
+    """Seconds at most. AssertionError where the neighbour was not well meanwhile, or is not afterwards."""
     if (reason := case.needs() if case.needs is not None else "") != "":
         return _finding(case, arena, "not here", reason, _NOT_TRIED)
-    seen = attempt(case.attack, arena)
-    arena.check_neighbour()
+    with arena.beside.at_work():
+        seen = attempt(case.attack, arena)
     if seen.opened or seen.said not in case.shut:
         return _finding(case, arena, "open" if seen.opened else "failed", seen.said, _NOT_TRIED)
     return _shown_by_control(case, arena, seen.said)
@@ -62,10 +65,10 @@ def _shown_by_control(case: Case, arena: Arena, said: str) -> Finding:
     if isinstance(case.control, NoControl):
         return _finding(case, arena, case.effect, said, f"no control: {case.control.reason}")
     try:
-        control = _control(case, arena)
+        control = _control(case, case.control, arena)
     except Unguarded as error:
         return _finding(case, arena, case.effect, said, f"no control: {error}")
-    arena.check_neighbour()
+    arena.beside.check()
     if control.said == "ENOSYS":
         words = f"no control: {_words(case)}, this kernel does not have it"
         return _finding(case, arena, case.effect, said, words)
@@ -82,8 +85,8 @@ def not_tried(absent: Absent) -> Finding:
     )
 
 
-def _control(case: Case, arena: Arena) -> Seen:
-    match case.control:
+def _control(case: Case, control: Positive, arena: Arena) -> Seen:
+    match control:
         case Without(protections):
             return _without(_probe(case), protections, case.shut, arena)
         case Raised(box):
@@ -95,8 +98,8 @@ def _control(case: Case, arena: Arena) -> Seen:
             return attempt(replace(_probe(case), arguments=arguments), arena)
         case Shown(deed):
             return attempt(deed, arena)
-        case NoControl(reason):
-            return Seen(False, reason)
+        case Apart():
+            return _apart(case, control, arena)
         case _ as never:
             assert_never(never)
 
@@ -109,6 +112,21 @@ def _without(probe: Probe, protections: frozenset[Protection], shut: frozenset[s
         if alone.opened or alone.said not in shut:
             return Seen(False, f"{alone.said} without {each} alone")
     return attempt(without(probe, protections | _behind()), arena)
+
+
+def _apart(case: Case, control: Apart, arena: Arena) -> Seen:
+    """Open where each of the two has been shown to hold it, and neither does where it opens."""
+    probe = _probe(case)
+    rest = attempt(without(probe, frozenset({"seccomp"})), arena)
+    if rest.said == "ENOSYS":
+        return rest
+    if rest.opened or rest.said not in case.shut | control.also:
+        return Seen(False, f"{rest.said} without seccomp alone")
+    outer = replace(probe, arguments=control.arguments or probe.arguments)
+    table = arena.outside(outer, control.identity, confined=filter_program(this_machine()))
+    if table.opened or table.said not in case.shut:
+        return Seen(False, f"{table.said} by seccomp alone")
+    return arena.outside(outer, control.identity)
 
 
 def _behind() -> frozenset[Protection]:
@@ -132,6 +150,8 @@ def _words(case: Case) -> str:
             return f"with {_limits(box)}"
         case Outside(identity):
             return _OUTSIDE[identity]
+        case Apart(identity):
+            return f"{_OUTSIDE[identity]}, and shut by seccomp alone and by the rest alone"
         case Instead(_, what) | Shown(_, what):
             return what
         case NoControl(reason):

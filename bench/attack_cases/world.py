@@ -93,3 +93,5 @@ class World:
 def _forward() -> None:
     for setting in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
         Path("/proc/sys/net", setting).write_text("1")
+    for which in ("all", "default"):  # it believes where packets come from: that is the fence's to hold
+        Path("/proc/sys/net/ipv4/conf", which, "rp_filter").write_text("0")

@@ -28,7 +28,7 @@ MAY_LACK_CONTROL = frozenset(
     )
 )
 MAY_BE_MISSING = frozenset({"06-mount-cgroup-1", "12-uevent-helper"})
-LEAST_SHOWN = 165  # of a substrate, where root can connect and limit sandboxes
+LEAST_SHOWN = 171  # of a substrate, where root can connect and limit sandboxes
 found: dict[Substrate, dict[str, Finding]] = {}
 
 

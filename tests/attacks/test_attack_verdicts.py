@@ -1,13 +1,26 @@
 """The suite itself: an open door is called open, and nothing passes for shown that is not."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from bench import attacks
+from bench.attack_cases import neighbour
 from bench.attack_cases.arena import Arena
-from bench.attack_cases.model import WITHOUT_BOTH, WITHOUT_LANDLOCK, Case, Instead, NoControl, Outside, Probe
+from bench.attack_cases.model import (
+    WITHOUT_BOTH,
+    WITHOUT_LANDLOCK,
+    Apart,
+    Case,
+    Instead,
+    NoControl,
+    Outside,
+    Probe,
+    Seen,
+)
 from bench.attack_cases.trial import Finding, run_case
+from sandbox.policy.calls import MACHINES, NUMBERS, this_machine
 
 pytestmark = pytest.mark.parametrize("arena", ["function"], indirect=True)
 OPEN, SHUT = ("/workspace/x",), ("/etc/x",)
@@ -92,3 +105,60 @@ def test_the_bench_says_case_substrate_outcome_mechanism_and_control(
     assert [each["substrate"] for each in found["cases"]] == ["function", "container"]
     for each in found["cases"]:
         assert {"case", "substrate", "outcome", "mechanism", "control"} <= set(each)
+
+
+def test_a_table_that_holds_nothing_is_told_from_one_that_does(arena: Arena):
+    """What is said to be held twice over has to be: here the table lets it pass, or the rest would."""
+    number = str(NUMBERS["sync"][MACHINES.index(this_machine())])
+    harmless = Case(
+        1, "x", "x", Probe("calls", "call", (number,)), frozenset({"EPERM"}), "both", Apart("user")
+    )
+    assert run_case(harmless, arena).outcome == "open"
+    keys = str(NUMBERS["keyctl"][MACHINES.index(this_machine())])
+    by_seccomp = Case(
+        1, "x", "x", Probe("calls", "call", (keys, "[0, -3, 0]")), frozenset({"EPERM"}), "both", Apart("user")
+    )
+    finding = run_case(by_seccomp, arena)
+    assert (finding.outcome, "without seccomp alone" in finding.control) == ("failed", True)
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        ("kill $(cat resident)", "not well"),
+        ("echo x >> files/3", "not well"),
+        ("echo x > mark", "not well"),
+    ],
+)
+def test_a_neighbour_that_is_harmed_is_noticed(
+    arena: Arena, state_dir: Path, toolkit: Path, harm: str, words: str
+):
+    del arena
+    with Arena("function", state_dir=state_dir, toolkit=toolkit) as own:
+
+        def deed(arena: Arena) -> Seen:
+            arena.neighbour.commands.run(harm)
+            return Seen(False, "EACCES")
+
+        with pytest.raises(AssertionError, match=words):
+            run_case(Case(1, "x", "x", deed, frozenset({"EACCES"}), "modes", HERE), own)
+
+
+def test_a_neighbour_that_is_slowed_down_is_noticed(arena: Arena, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(neighbour, "SLOWER", 0.0)
+    monkeypatch.setattr(neighbour, "GRACE_S", 0.0)
+    with pytest.raises(AssertionError, match="commands took"):
+        run_case(case(SHUT), arena)
+
+
+def test_a_neighbour_works_while_something_is_tried(arena: Arena):
+    seen: list[str] = []
+
+    def deed(arena: Arena) -> Seen:
+        first = arena.neighbour.files.read("beat")
+        arena.neighbour.commands.run(f"until [ $(cat beat) -gt $(({int(first)} + 2)) ]; do sleep 0.01; done")
+        seen.append("it went on")
+        return Seen(False, "EACCES")
+
+    run_case(Case(1, "x", "x", deed, frozenset({"EACCES"}), "modes", NoControl("none")), arena)
+    assert seen == ["it went on"]

@@ -12,9 +12,10 @@ import os
 import socket
 import struct
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
-PATIENCE_S = 5.0
+PATIENCE_S = 15.0
 # All of them 127.0.0.1 to somebody.
 SPELLINGS = (
     *("127.0.0.1", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "127.255.255.254", "0.0.0.0", "0"),
@@ -116,6 +117,15 @@ def ping_socket(allow: str = "") -> str:
         Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 0")
     socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP).close()
     return "there is one"
+
+
+def flows(host: str, first: str, count: str) -> str:
+    """A datagram to so many ports, each of which is a flow to who counts them."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        for port in range(int(first), int(first) + int(count)):
+            with suppress(ConnectionRefusedError):
+                one.sendto(b"x", (host, port))
+    return f"sent {count}"
 
 
 def change_cgroup() -> str:

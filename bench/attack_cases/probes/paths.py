@@ -187,31 +187,37 @@ def capability_on_file(path: str) -> str:
     return "a program would start with CAP_NET_RAW"
 
 
-def set_immutable(path: str, number: str, request: str, mount: str = "") -> str:
-    """A file that not even its owner could remove, for as long as this function runs. `mount`: a tmpfs is put
-    below it first, which goes with this process's mounts."""
-    if mount:
-        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(Path(path).parent)], check=True)
+def set_flags(path: str, number: str, request: str, flags: str) -> str:
+    """On a file of its own, for as long as this function runs: immutable is one that not even its owner could
+    remove."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path(path).open("wb") as file:
-        for value in (0x10, 0):
-            flags = ctypes.c_int(value)
+        for value in (int(flags, 16), 0):
+            word = ctypes.c_int(value)
             if libc.syscall(
                 ctypes.c_long(int(number)),
                 file.fileno(),
                 ctypes.c_ulong(int(request, 16)),
-                ctypes.byref(flags),
+                ctypes.byref(word),
             ):
                 failure = ctypes.get_errno()
                 Path(path).unlink()
                 raise OSError(failure, "refused")
     Path(path).unlink()
-    return "it could not be removed"
+    return f"it had the flags {flags}"
+
+
+def take_personality(value: str) -> str:
+    """For this process; a program that it starts keeps a part of it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.personality(ctypes.c_ulong(int(value, 16))) == -1:
+        raise OSError(ctypes.get_errno(), "refused")
+    return f"personality {value}"
 
 
 def change_personality(value: str) -> str:
-    """Fixed addresses and executable data for this process and its children."""
-    ctypes.CDLL(None).personality(ctypes.c_ulong(int(value, 16)))
+    """What this process's children start with."""
+    take_personality(value)
     return read_personality()
 
 

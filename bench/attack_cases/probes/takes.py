@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 MIB = 1 << 20
@@ -92,6 +92,17 @@ def bytes_in(folder: str, mebibytes: str) -> str:
     return f"{mebibytes} MiB in {folder}"
 
 
+def bytes_in_all(mebibytes: str, *folders: str) -> str:
+    """One file in each, at a time."""
+    with ExitStack() as kept:
+        for folder in folders:
+            file = kept.enter_context(tempfile.NamedTemporaryFile(dir=folder))
+            for _ in range(int(mebibytes)):
+                file.write(bytes(MIB))
+            file.flush()
+    return f"{mebibytes} MiB in each of {len(folders)}"
+
+
 def fill(folder: str) -> str:
     """All there is, and leaves it so."""
     with Path(folder, "filler").open("wb", buffering=0) as file:
@@ -150,6 +161,22 @@ def processor(seconds: str, workers: str) -> str:
     for child in children:
         os.waitpid(child, 0)
     raise LookupError("burnt")
+
+
+def share(workers: str, processor: str, starts: str, ends: str) -> str:
+    """Seconds of one processor that so many processes get between two moments of the monotonic clock."""
+    os.sched_setaffinity(0, {int(processor)})
+    while time.monotonic() < float(starts):
+        time.sleep(0.001)
+    for _ in range(int(workers)):
+        if os.fork() == 0:
+            while time.monotonic() < float(ends):
+                pass
+            os._exit(0)
+    for _ in range(int(workers)):
+        os.wait()
+    used = os.times()
+    return str(used.children_user + used.children_system)
 
 
 def disk_writes(folder: str, mebibytes: str) -> str:
