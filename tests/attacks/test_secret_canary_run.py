@@ -196,8 +196,9 @@ class Server:
                 stderr=log, text=True, start_new_session=True,
             )  # fmt: skip
         assert self.process.stdout is not None
-        self.first = self.process.stdout.readline()
-        assert self.first, (home / "serve.log").read_text()[-2000:]
+        if not self.process.stdout.readline():
+            self.end()
+            pytest.fail((home / "serve.log").read_text()[-2000:])
         (self.record,) = StateFolder(home).records()
 
     def end(self) -> None:
