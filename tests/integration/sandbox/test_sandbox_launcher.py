@@ -1,0 +1,70 @@
+"""Who is left of those that have made a `container`, and in which cgroups they are."""
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sandbox import Sandbox
+from sandbox.cgroups import members
+from sandbox.journal import Journal
+from sandbox.substrates.container import RUNTIMES
+
+PATIENCE_S = 30.0
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="looks at root's cgroups")
+
+
+@pytest.fixture(params=RUNTIMES)
+def box(request: pytest.FixtureRequest, create) -> Sandbox:
+    if shutil.which(request.param) is None:
+        pytest.skip(f"no {request.param} here")
+    return create(substrate="container", runtime=request.param)
+
+
+def pids(box: Sandbox, state_dir: Path) -> tuple[int, int]:
+    """Launcher and init, on the host."""
+    record = Journal(state_dir).find(box.id)
+    assert record is not None
+    launcher, init = record.processes
+    return launcher.pid, init.pid
+
+
+def test_nothing_of_the_runtime_stays(box: Sandbox, state_dir: Path):
+    launcher, init = pids(box, state_dir)
+    children = Path(f"/proc/{launcher}/task/{launcher}/children")
+    give_up_s = time.monotonic() + PATIENCE_S
+    while children.read_text().split() != [str(init)]:
+        assert time.monotonic() < give_up_s, children.read_text()
+        time.sleep(0.01)
+    assert box.commands.run("true").ok
+
+
+def test_init_is_in_every_group_and_the_launcher_where_something_is_counted(box: Sandbox, state_dir: Path):
+    launcher, init = pids(box, state_dir)
+    groups = [group for group in box._ownership.groups.paths if group.is_dir()]
+    assert groups
+    for group in groups:
+        assert init in members(group)
+        if (group / "tasks").exists() or (group / "memory.max").exists():
+            assert launcher in members(group)
+
+
+def test_commands_are_in_every_group(box: Sandbox):
+    ready = threading.Event()
+    command = box.commands.start("echo; read x", stdin=None, on_stdout=lambda _: ready.set())
+    assert ready.wait(PATIENCE_S)
+    for group in box._ownership.groups.paths:
+        assert any(b"read x" in command_line(pid) for pid in members(group)), group
+    command.kill()
+    assert command.wait().reason == "killed"
+
+
+def command_line(pid: int) -> bytes:
+    """Empty for one that has just ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
