@@ -56,6 +56,8 @@ def _disk(tiers: TierStatistics, found: DiskStatistics) -> TierCounts:
         tier="disk",
         entries=found.entries,
         bytes=found.bytes,
+        queued=tiers.queue.loads + tiers.queue.stores,
+        queued_bytes=tiers.queue.store_bytes,
         hits=found.hits,
         misses=found.misses,
         loads=tiers.prefetched,

@@ -20,7 +20,7 @@ def token_messages(output: TokenOutput, now_ns: int) -> Iterator[Tokens]:
         output.request_id, output.index, output.token_ids, output.finish_reason,
         stages.arrived_ns, stages.scheduled_ns, stages.prefilled_ns, stages.adopted_ns, now_ns,
         output.num_cached, (output.logprobs,) if output.logprobs is not None else (), output.choice,
-        told, output.resumed,
+        told, output.resumed, stages.spent,
     )  # fmt: skip
     last = max(len(told) - 1, 0) // _MOST_TOLD * _MOST_TOLD  # where the last part begins
     for start in range(0, last, _MOST_TOLD):

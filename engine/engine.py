@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from engine.cache.block_pool import BlockPool
-from engine.cache.events import EventLog
+from engine.cache.events import EventLog, TierEvents
 from engine.cache.tiers import Tiers
 from engine.chat.tokenizer import ChatTokenizer
 from engine.chunk_rows import rows_of
@@ -30,8 +30,9 @@ from engine.sampling.step_sampler import StepSampler
 from engine.scheduler.scheduler import Chunk, Limits, Scheduler
 from engine.weights import Weights
 from protocol.clock import Clock, SystemClock
-from protocol.kv_events import KvEventBatch
+from protocol.kv_events import KvEventBatch, Medium
 from protocol.sampling import SamplingParams
+from protocol.stages import StageNs
 
 
 class Engine:
@@ -42,12 +43,13 @@ class Engine:
         self.config = config
         self._clock = clock or SystemClock()
         self._weights = weights = Weights(config, model)
-        self.events = EventLog() if config.kv_events else None
+        self.events = EventLog(config.kv_event_batches) if config.kv_events else None
         self.pool = BlockPool(weights.num_blocks, config.block_tokens, self.events)
         rules = weights.model.resume_rules
         tiers = Tiers(
             config.tiers, self._clock, weights.fingerprint,
             windows_on_disk=rules.window > 0 and not rules.replay, bytes_of=weights.bytes_of,
+            watch_host=self._watch("CPU"), watch_disk=self._watch("STORAGE"),
         )  # fmt: skip
         self._residence = Residence(weights, tiers)
         self._scheduler = Scheduler(
@@ -174,13 +176,13 @@ class Engine:
     def events_since(self, number: int) -> list[tuple[int, KvEventBatch]]:
         """What the prefix cache has taken in and given up, by step, with `kv_events` on.
 
-        Batches from `number` on, of which the newest 10,000 are kept: a gap before the first says that older
-        ones are gone.
+        Batches from `number` on, of which the newest are kept (`kv_event_batches`): a gap before the first
+        says that older ones are gone.
         """
         if self.events is None:
             return []
         self.events.cut(time.time())
-        return list(self.events.since(number))
+        return self.events.since(number)
 
     def generate(
         self,
@@ -217,6 +219,10 @@ class Engine:
         self.sampler.close()
         self._weights.close()
 
+    def _watch(self, medium: Medium) -> TierEvents | None:
+        """Tells of a tier's blocks."""
+        return None if self.events is None else TierEvents(self.events, self.config.block_tokens, medium)
+
     def _stamp(self, begun: list[Sequence], chunks: list[Chunk]) -> None:
         """When hand-offs were adopted, and when what runs did so first; what was prefetched is used now."""
         now, decodes = self._clock.now_ns(), self.config.role == "decode"
@@ -232,9 +238,22 @@ class Engine:
         """Logits [R, V] of the last row of each completing chunk, in order."""
         rows = [rows_of(chunk) for chunk in chunks]
         self._stepping = frozenset(chunk.sequence.request.id for chunk in chunks)
-        logits = self.state.run(rows)
+        clock = self.state.stages
+        before = None if clock is None else clock.spent()
+        try:
+            logits = self.state.run(rows)
+        finally:
+            if clock is not None and before is not None:
+                _charge(chunks, clock.spent().minus(before))
         self._steps, self._rows = self._steps + 1, self._rows + sum(chunk.count for chunk in chunks)
         return logits
+
+
+def _charge(chunks: list[Chunk], step: StageNs) -> None:
+    """The step's time to each that was in it."""
+    for sequence in (chunk.sequence for chunk in chunks):
+        spent = sequence.stages.spent or StageNs()
+        sequence.stages = replace(sequence.stages, spent=spent.plus(step))
 
 
 def _limits(config: EngineConfig, window: int) -> Limits:

@@ -34,7 +34,7 @@ def hand_over(sequence: Sequence, held: Held, model: str, state: State) -> Hando
         num_cached=sequence.num_cached,
         priority=sequence.request.priority,
         sampling=sequence.request.sampling,
-        stages=StageTimes(stages.arrived_ns, stages.scheduled_ns, stages.prefilled_ns),
+        stages=StageTimes(stages.arrived_ns, stages.scheduled_ns, stages.prefilled_ns, stages.spent),
         resumed=sequence.resumed or (),
         choice=sequence.choice,
         choices=sequence.request.choices,
@@ -75,7 +75,7 @@ def adopt(handoff: Handoff, model: str, state: State) -> Sequence:
         passes=(Pass(bounds),),
         incoming=handoff.payload,
         num_incoming=num_positions,
-        stages=Stages(times.arrived_ns, times.scheduled_ns, times.prefilled_ns),
+        stages=Stages(times.arrived_ns, times.scheduled_ns, times.prefilled_ns, spent=times.spent),
     )
 
 

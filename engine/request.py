@@ -8,6 +8,7 @@ from engine.model.base import Bounds, Held
 from engine.scheduler.resume import Pass
 from protocol.handoff import KvPayload
 from protocol.sampling import SamplingParams
+from protocol.stages import StageNs
 
 FinishReason = Literal["stop", "length"]
 
@@ -37,6 +38,7 @@ class Stages:
     scheduled_ns: int = 0
     prefilled_ns: int = 0  # the first token is known
     adopted_ns: int = 0  # the decode worker has the KV in its cache
+    spent: StageNs | None = None  # by the steps that it was in, of a model that has stages
 
 
 @dataclass(slots=True, eq=False)

@@ -113,8 +113,8 @@ def _time(served: DeepseekServed, ids: Sequence[int]) -> dict[Stage, int]:
     bounds = Bounds(decoder_from=served.resume_rules.decoder_from(len(ids)))
     state.begin(0, ())
     state.run([ChunkRows(ids, 0, 0, range(num_blocks), bounds, wants_logits=True)])
-    times = state.stages.times()
-    return {stage: times.of(stage) for stage in STAGES}
+    spent = state.stages.spent()
+    return {stage: spent.of(stage) for stage in STAGES}
 
 
 def _shares(amounts: Mapping[Stage, float]) -> dict[Stage, float]:

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.sampling import SamplingParams
+from protocol.stages import StageNs
 
-HANDOFF_VERSION = 4
+HANDOFF_VERSION = 5
 
 KvPayload = NDArray[np.uint8]
 StateLayout = tuple[tuple[str, int, int], ...]
@@ -26,6 +27,7 @@ class StageTimes(msgspec.Struct, frozen=True):
     arrived_ns: int
     scheduled_ns: int
     prefilled_ns: int
+    spent: StageNs | None = None  # by the steps so far, where the model has stages
 
 
 class HandoffHeader(msgspec.Struct, frozen=True):

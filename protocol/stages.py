@@ -18,5 +18,8 @@ class StageNs(msgspec.Struct, frozen=True):
     def of(self, stage: Stage) -> int:
         return {"encoder": self.encoder, "bridge": self.bridge, "decoder": self.decoder}[stage]
 
+    def minus(self, other: "StageNs") -> "StageNs":
+        return StageNs(self.encoder - other.encoder, self.bridge - other.bridge, self.decoder - other.decoder)
+
     def plus(self, other: "StageNs") -> "StageNs":
         return StageNs(self.encoder + other.encoder, self.bridge + other.bridge, self.decoder + other.decoder)

@@ -45,6 +45,15 @@ class _News:
     """What other processes have done is to be read."""
 
 
+@dataclass(frozen=True, slots=True)
+class DiskQueue:
+    """Reads and writes that wait for the disk; the bytes are those of writes, the running one among them."""
+
+    loads: int = 0
+    stores: int = 0
+    store_bytes: int = 0
+
+
 class DiskThread:
     """Owns a disk tier. Loads go before writes; writes that wait are bounded by bytes, beyond which new ones
     are dropped and counted. Every method may be called from any thread; none waits for the disk but `flush`,
@@ -123,6 +132,11 @@ class DiskThread:
             self._closed = True
             self._lock.notify_all()
         self._thread.join()
+
+    def queue(self) -> DiskQueue:
+        """What waits."""
+        with self._lock:
+            return DiskQueue(len(self._loads), len(self._stores), self._waiting_bytes)
 
     @property
     def dropped(self) -> int:

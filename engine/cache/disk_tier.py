@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.cache.entry import Kind, decode_entry, encode_entry
+from engine.cache.events import Watch
 from engine.cache.folder_index import PART, FolderBusy, FolderIndex
 from engine.errors import UnusableTier
 from protocol.handoff import KvPayload
@@ -67,6 +68,7 @@ class DiskTier:
         now_s: Callable[[], float] = time.time,
         *,
         reads_at_once: bool = True,
+        watch: Watch | None = None,
     ) -> None:
         """`num_bytes`: of the whole folder. `reads_at_once`: else `read_folder` comes before all but
         `seems_there`. Raises UnusableTier where the folder cannot be made, read, written or locked."""
@@ -75,7 +77,7 @@ class DiskTier:
         self._names = itertools.count()
         self._idle_until_s = -1.0  # nothing is written before
         try:
-            self._index = FolderIndex(root)
+            self._index = FolderIndex(root, watch)
         except OSError as error:
             raise UnusableTier(
                 f"tiers.disk_path {str(root)!r}: {error.strerror or error}",

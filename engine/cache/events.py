@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -121,6 +122,35 @@ class _Gathered:
                 return first.medium == event.medium
             case _:
                 return False
+
+
+class Watch(Protocol):
+    """Hears of blocks that come to a tier and go from it, in any thread of the tier's; must not block."""
+
+    def came(self, keys: Sequence[bytes]) -> None: ...
+    def went(self, keys: Sequence[bytes]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TierEvents:
+    """A Watch that tells a log."""
+
+    log: EventLog
+    block_tokens: int
+    medium: Medium
+
+    def came(self, keys: Sequence[bytes]) -> None:
+        self.log.kept(keys, self.block_tokens, self.medium)
+
+    def went(self, keys: Sequence[bytes]) -> None:
+        self.log.removed(keys, self.medium)
+
+
+class Unwatched:
+    """A Watch of a tier that nobody asks about."""
+
+    def came(self, keys: Sequence[bytes]) -> None: ...
+    def went(self, keys: Sequence[bytes]) -> None: ...
 
 
 def _nobody() -> None:

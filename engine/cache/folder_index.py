@@ -20,11 +20,13 @@ import struct
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
+
+from engine.cache.events import Unwatched, Watch
 
 ENTRY_NAME = re.compile(r"[0-9a-f]{32}\.(block|windows)")
 PART = ".part"  # of names of files that are being written
@@ -52,9 +54,9 @@ class File:
 class FolderIndex:
     """Not thread-safe, but that any thread may ask `files.get`. Methods raise OSError; none stays open."""
 
-    def __init__(self, root: Path) -> None:
-        """Makes the folder, and looks whether it can be used."""
-        self.root = root
+    def __init__(self, root: Path, watch: Watch | None = None) -> None:
+        """Makes the folder, and looks whether it can be used. `watch` hears of blocks, whoever wrote them."""
+        self.root, self._watch = root, watch or Unwatched()
         self.files: OrderedDict[str, File] = OrderedDict()  # least recently used first, as far as we know
         self.num_bytes = 0
         self._generation: bytes = b""  # of the log that we have read
@@ -115,8 +117,8 @@ class FolderIndex:
 
     def forget(self, name: str) -> None:
         """It is not there; who removed it has told."""
-        file = self.files.pop(name, None)
-        self.num_bytes -= file.size if file is not None else 0
+        if self._pop(name):
+            self._watch.went(_block_keys([name]))
 
     def use(self, name: str, used_s: float) -> None:
         """It goes after all others. Other processes ask for the file's time before they evict it."""
@@ -204,11 +206,20 @@ class FolderIndex:
         self._generation, self._log_end = header, _RECORD.size * (1 + len(self.files))
 
     def _put(self, name: str, file: File) -> None:
-        self.forget(name)
+        was_there = self._pop(name)
         self.files[name] = file
         self.num_bytes += file.size
+        if not was_there:
+            self._watch.came(_block_keys([name]))
+
+    def _pop(self, name: str) -> bool:
+        """Whether it was there."""
+        file = self.files.pop(name, None)
+        self.num_bytes -= file.size if file is not None else 0
+        return file is not None
 
     def _clear(self) -> None:
+        self._watch.went(_block_keys(self.files))
         self.files.clear()
         self.num_bytes = 0
 
@@ -228,6 +239,11 @@ class FolderIndex:
                 yield status.st_mtime, path.name, status.st_size
             elif now_s - status.st_mtime > _ABANDONED_S:
                 path.unlink(missing_ok=True)
+
+
+def _block_keys(names: Iterable[str]) -> list[bytes]:
+    """Of the entries among them that are blocks."""
+    return [bytes.fromhex(key) for key, _, kind in (name.partition(".") for name in names) if kind == "block"]
 
 
 def _take(lock: int) -> bool:

@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.cache.events import Unwatched, Watch
 from protocol.clock import Clock
 from protocol.handoff import KvPayload
 
@@ -54,10 +55,13 @@ class HostTier:
         clock: Clock,
         ttl_ns: int | None = None,
         on_evict: Callable[[bytes, KvPayload], None] | None = None,
+        watch: Watch | None = None,
     ) -> None:
-        """`on_evict` is called with the lock held, with what goes for want of room."""
+        """`on_evict` is called with the lock held, with what goes for want of room. `watch` hears of all but
+        `clear`, whose caller tells of it."""
         self.num_bytes = num_bytes
         self._clock, self._ttl_ns, self._on_evict = clock, ttl_ns, on_evict
+        self._watch: Watch = watch or Unwatched()
         self._lock = threading.RLock()
         self._free: OrderedDict[bytes, _Entry] = OrderedDict()  # not pinned; least recently used first
         self._pinned: dict[bytes, _Entry] = {}
@@ -93,6 +97,7 @@ class HostTier:
             self._free[key] = _Entry(payload, self._clock.now_ns())
             self._bytes += payload.nbytes
             self._counts.stored += 1
+            self._watch.came([key])
             return True
 
     def drop(self, key: bytes) -> None:
@@ -206,4 +211,5 @@ class HostTier:
         """Of what is not pinned."""
         payload = self._free.pop(key).payload
         self._bytes -= payload.nbytes
+        self._watch.went([key])
         return payload

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.cache.disk_thread import DiskThread
+from engine.cache.disk_thread import DiskQueue, DiskThread
 from engine.cache.disk_tier import DiskStatistics, DiskTier
 from engine.cache.entry import HEADER_BYTES, Kind, model_tag
+from engine.cache.events import Watch
 from engine.cache.host_tier import HostStatistics, HostTier
 from engine.cache.prefetch import Prefetch
 from engine.cache.tier_config import TierConfig
@@ -31,6 +32,7 @@ class TierStatistics:
     disk: DiskStatistics | None
     prefetched: int
     dropped_writes: int  # for which too much waited for the disk already
+    queue: DiskQueue
 
 
 class Tiers:
@@ -44,18 +46,24 @@ class Tiers:
         *,
         windows_on_disk: bool,
         bytes_of: Callable[[Held], int],
+        watch_host: Watch | None = None,
+        watch_disk: Watch | None = None,
     ) -> None:
-        """`bytes_of`: a sequence's whole state. Raises UnusableTier."""
+        """`bytes_of`: a sequence's whole state. `watch_…` hear of the tiers' blocks. Raises UnusableTier."""
         self.config = config
         self._clock, self._bytes_of, self._windows_on_disk = clock, bytes_of, windows_on_disk
         self._tag = model_tag(model, "")
         self._disk: DiskThread | None = None
         if config.disk_path:
             tier = DiskTier(
-                Path(config.disk_path).expanduser(), config.disk_bytes, config.disk_ttl_s, reads_at_once=False
+                Path(config.disk_path).expanduser(),
+                config.disk_bytes,
+                config.disk_ttl_s,
+                reads_at_once=False,
+                watch=watch_disk,
             )
             self._disk = DiskThread(tier, _WAITING_BYTES)
-        self.blocks = HostTier(config.host_bytes, clock, on_evict=self._evicted)
+        self.blocks = HostTier(config.host_bytes, clock, on_evict=self._evicted, watch=watch_host)
         self.windows_tier = HostTier(config.most_window_bytes, clock, ttl_ns=int(config.window_ttl_s * 1e9))
         self._prefetches: set[Prefetch] = set()
         self._prefetched = 0
@@ -187,8 +195,9 @@ class Tiers:
     def statistics(self) -> TierStatistics:
         disk = None if self._disk is None else self._disk.statistics()
         dropped = 0 if self._disk is None else self._disk.dropped
+        queue = DiskQueue() if self._disk is None else self._disk.queue()
         return TierStatistics(
-            self.blocks.statistics(), self.windows_tier.statistics(), disk, self._prefetched, dropped
+            self.blocks.statistics(), self.windows_tier.statistics(), disk, self._prefetched, dropped, queue
         )
 
     def check_integrity(self, reserved_bytes: int) -> None:

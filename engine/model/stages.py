@@ -8,10 +8,10 @@ behind it and the head. Pure: nothing here knows a tensor.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
-Stage = Literal["encoder", "bridge", "decoder"]
-STAGES: tuple[Stage, ...] = ("encoder", "bridge", "decoder")
+from protocol.stages import STAGES, Stage, StageNs
+
+__all__ = ["STAGES", "Stage", "StageClock", "StageInterrupted", "StageTimes"]
 
 
 class StageInterrupted(Exception):
@@ -66,6 +66,10 @@ class StageClock:
     def interrupt(self) -> None:
         """The step that runs ends before its next stage, where it may. Nothing where none runs."""
         self._wanted = True
+
+    def spent(self) -> StageNs:
+        """Since the weights were loaded."""
+        return StageNs(**self._spent)
 
     def times(self) -> StageTimes:
         spent = self._spent

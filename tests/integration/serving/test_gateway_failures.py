@@ -195,7 +195,8 @@ def test_a_prefill_worker_without_a_decode_worker_says_so(make: Make) -> None:
 
 def test_a_refused_hand_off_ends_the_request(make: Make) -> None:
     with make(disaggregated=True) as stack:
-        stack.workers[1].call(lambda: setattr(stack.workers[1].engine, "fingerprint", "another"))
+        decode = stack.workers[1]
+        decode.call(lambda: setattr(decode.engine._weights, "fingerprint", "another"))
         answer = httpx.post(url(stack), json=LONG, timeout=PATIENCE_S)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "lost")
         assert "'model'" in answer.json()["error"]["message"]

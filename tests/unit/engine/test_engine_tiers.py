@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from engine_runs import Outputs, drain, finish, finish_disaggregated, small_engine
 from tiny_gguf import TOKENS, write_tiny_gguf
 
 from engine import Engine, Request, SamplingParams
-from engine.errors import InvalidRequest, Overloaded
+from engine.errors import BrokenHandoff, InvalidRequest, Overloaded
+from engine.model.content_digest import ContentDigest
 from protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from protocol.stages import STAGES
 
 GOLDEN = Path(__file__).parents[2] / "data" / "v41_golden" / "b"
 IDS: list[int] = json.loads((GOLDEN / "ids.json").read_text())
@@ -329,7 +332,7 @@ def test_events_tell_what_the_prefix_cache_holds(tiny_model: Path, cpu_library: 
     assert engine.events_since(number + 1) == []
     forget_device(engine)
     ((_, batch),) = engine.events_since(number + 1)
-    assert batch.events[0] == BlockRemoved((stored.block_hashes[1],), "GPU")
+    assert batch.events[0] == BlockRemoved(stored.block_hashes[::-1], "GPU")
 
 
 def test_events_of_blocks_that_come_back_have_their_tokens(tiny_model: Path, cpu_library: Path) -> None:
@@ -362,3 +365,92 @@ def test_hand_offs_are_preempted_and_computed_again_behind_their_lineage(make: M
     expected = finish(make(), [Request("r", prompt(70), NEW)])
     prefill, decode = make(role="prefill"), make(role="decode", tiers=HOST, preemption="swap")
     assert finish_disaggregated(prefill, decode, [Request("r", prompt(70), NEW)]) == expected
+
+
+def test_events_tell_of_host_memory_and_disk(tiny_model: Path, cpu_library: Path, tmp_path: Path) -> None:
+    """Whoever adds up events knows at any time what each medium holds."""
+    tiers = {"host_bytes": 6 * BLOCK_BYTES, "disk_path": str(tmp_path), "disk_bytes": 1 << 20}
+    engine = small_engine(tiny_model, kv_events=True, block_tokens=16, tiers=tiers)
+    finish(engine, [Request(f"r{seed}", prompt(70, seed), NEW) for seed in range(3)])
+    engine._residence.tiers.flush()
+    held = added_up(engine)
+    assert len(held["CPU"]) == 6 == engine.statistics().tiers.blocks.entries
+    disk = engine.statistics().tiers.disk
+    assert disk is not None
+    assert len(held["STORAGE"]) == disk.entries > 6
+    assert held["CPU"] <= held["STORAGE"] <= held["GPU"]
+    engine.close()
+    again = small_engine(tiny_model, kv_events=True, block_tokens=16, tiers=tiers)
+    again._residence.tiers.flush()
+    assert added_up(again) == {"GPU": set(), "CPU": set(), "STORAGE": held["STORAGE"]}
+    again.update_weights("2", str(tiny_model))
+    assert again.events_since(0)[-1][1].events == (AllBlocksCleared(),)
+    again.close()
+
+
+BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # of the tiny model's sixteen tokens
+
+
+def added_up(engine: Engine) -> dict[str, set[bytes]]:
+    """What is where, by all events so far."""
+    held: dict[str, set[bytes]] = {"GPU": set(), "CPU": set(), "STORAGE": set()}
+    for _, batch in engine.events_since(0):
+        for event in batch.events:
+            match event:
+                case BlockStored():
+                    assert bool(event.token_ids) == (event.medium == "GPU")
+                    held[event.medium or ""] |= set(event.block_hashes)
+                case BlockRemoved():
+                    assert set(event.block_hashes) <= held[event.medium or ""]
+                    held[event.medium or ""] -= set(event.block_hashes)
+                case AllBlocksCleared():
+                    held = {medium: set() for medium in held}
+    return held
+
+
+@pytest.mark.parametrize("role", ["both", "pair"])
+def test_requests_carry_the_time_of_their_stages(role: str, cpu_library: Path) -> None:
+    """Each has all of the steps that it was in, a hand-off's among them; nothing else is in the clock."""
+    roles = ("both",) if role == "both" else ("prefill", "decode")
+    engines = [small_engine(GOLDEN, kv_cache_bytes=1 << 20, role=role) for role in roles]
+    engines[0].add(Request("r", prompt(60), NEW))
+    last = None
+    while any(engine.has_work for engine in engines):
+        for engine in engines:
+            result = engine.step()
+            last = result.tokens[-1].stages if result.tokens else last
+            for handoff in result.handoffs:
+                engines[-1].adopt(handoff)
+    assert last is not None
+    assert last.spent is not None
+    clocks = [engine.state.stages.spent() for engine in engines if engine.state.stages is not None]
+    for stage in STAGES:
+        assert last.spent.of(stage) == sum(clock.of(stage) for clock in clocks) > 0
+    for engine in engines:
+        engine.close()
+
+
+def test_weights_changed_alike_on_both_sides_take_each_others_hand_offs(
+    tiny_model: Path, cpu_library: Path
+) -> None:
+    """By the digest of what they hold now; without one, or with another, they refuse each other."""
+    digest = ContentDigest()
+    digest.add("w", torch.arange(10))
+    request = Request("r", prompt(50), NEW)
+    expected = finish(small_engine(tiny_model), [request])["r"]
+    for labels, digests, fits in (
+        (("1", "1"), (digest.hex(), digest.hex()), True),
+        (("1", "1"), ("", ""), False),
+        (("1", "2"), (digest.hex(), digest.hex()), False),
+        (("1", "1"), (digest.hex(), "0" * 32), False),
+    ):
+        prefill, decode = (small_engine(tiny_model, role=role) for role in ("prefill", "decode"))
+        for engine, label, told in zip((prefill, decode), labels, digests, strict=True):
+            engine.update_weights(label, digest=told)
+        if fits:
+            assert finish_disaggregated(prefill, decode, [request])["r"] == expected
+            continue
+        prefill.add(request)
+        (handoff,) = prefill.step().handoffs
+        with pytest.raises(BrokenHandoff, match="'model'"):
+            decode.adopt(handoff)
