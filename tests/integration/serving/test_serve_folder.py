@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
+import msgspec
 import openai
 import pytest
+import zmq
 from test_serve_command import START_S, dockyard, environment, left_behind
 
 from cluster.state import StateFolder
@@ -30,7 +33,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sdk(home: Path, cpu_library: Path) -> Iterator[openai.OpenAI]:
+    events = {
+        "enable_kv_cache_events": True, "endpoint": f"ipc://{home}/events", "topic": "kv@nano",
+        "replay_endpoint": f"ipc://{home}/replay",
+    }  # fmt: skip
     command = [sys.executable, "-m", "cli.main", "serve", "nano", "--port", "0", "--json"]
+    command += ["--kv-events-config", json.dumps(events)]
     with (home / "serve.log").open("w") as log, subprocess.Popen(
         [*command, "--config", str(home / "small.yaml")], env=environment(home), stdout=subprocess.PIPE,
         stderr=log, text=True, start_new_session=True,
@@ -71,6 +79,64 @@ def test_its_vocabulary_has_the_tokens_of_a_chat(sdk: openai.OpenAI) -> None:
     )
     assert quick.choices[0].message.content
     assert "reasoning_content" not in quick.choices[0].message.model_extra
+
+
+def test_routers_hear_of_blocks_from_both_workers(sdk: openai.OpenAI, home: Path) -> None:
+    """By a reader of vLLM's form: topic, number, arrays; and who comes late asks for what it has missed."""
+    text = "\n".join(f"def f{n}(a, b):\n    return a * {n} + b" for n in range(12))
+    with zmq.Context() as context, context.socket(zmq.SUB) as reader:
+        reader.linger, reader.rcvtimeo = 0, 60_000
+        reader.subscribe(b"kv@")
+        for suffix in ("", "_dp1"):
+            reader.connect(f"ipc://{home}/events{suffix}")
+        ranks: set[int] = set()
+        for number in range(50):
+            sdk.completions.create(model="nano", prompt=f"{number} {text}", max_tokens=4, temperature=0)
+            while reader.poll(200):
+                topic, _, payload = reader.recv_multipart()
+                _, events, rank = msgspec.msgpack.decode(payload)
+                assert topic == b"kv@nano"
+                kind, hashes, _, token_ids, size, *_, medium, _ = events[0]
+                assert (kind, medium, len(token_ids)) == ("BlockStored", "GPU", len(hashes) * size)
+                ranks.add(rank)
+            if ranks == {0, 1}:
+                break
+        assert ranks == {0, 1}
+        with context.socket(zmq.DEALER) as asker:
+            asker.linger, asker.rcvtimeo = 0, 60_000
+            asker.connect(f"ipc://{home}/replay")
+            asker.send_multipart([b"", bytes(8)])
+            _, first, payload = asker.recv_multipart()
+            assert first == bytes(8)
+            assert msgspec.msgpack.decode(payload)[1][0][0] == "BlockStored"
+
+
+def test_a_scrape_has_workers_tiers_and_stages(sdk: openai.OpenAI) -> None:
+    answer = sdk.completions.create(model="nano", prompt=TEXT, max_tokens=4, temperature=0)
+    stages = answer.model_extra["dockyard"]["stages_ms"]
+    assert stages.keys() == {"queue", "encoder", "bridge", "decoder"}
+    assert all(spent > 0 for spent in stages.values())
+    page = httpx.get(f"{str(sdk.base_url).removesuffix('/v1/')}/metrics", timeout=60).text
+    for role in ("prefill", "decode"):
+        assert f'dockyard:worker_up{{engine="{role}",model_name="nano"}} 1.0' in page
+        for tier in ("device", "host", "windows"):
+            labels = f'{{engine="{role}",model_name="nano",tier="{tier}"}}'
+            assert f"dockyard:kv_tier_entries{labels} " in page
+    for stage in ("encoder", "bridge", "decoder"):
+        labels = f'{{model_name="nano",stage="{stage}"}}'
+        (line,) = [
+            line
+            for line in page.splitlines()
+            if line.startswith(f"dockyard:request_stage_seconds_sum{labels}")
+        ]
+        assert float(line.rpartition(" ")[2]) > 0
+
+
+def test_events_that_cannot_be_meant_are_refused_before_anything_starts(home: Path) -> None:
+    for text, told in (("{", "--kv-events-config is no JSON"), ('{"endpoint": "5557"}', "workers.kv_events")):
+        done = dockyard(home, "serve", "nano", "--port", "0", "--kv-events-config", text)
+        assert done.returncode == 2
+        assert told in " ".join(done.stderr.split())
 
 
 def test_a_folder_of_another_family_is_refused_before_anything_starts(home: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import itertools
 
 from gateway.chat_reply import ChoiceResult, ReplyHead, extension, timeline
+from protocol.stages import StageNs
 from protocol.wire import Tokens
 
 
@@ -33,3 +34,13 @@ def test_the_reply_carries_the_timeline_of_its_slowest_choice():
     found = extension(ReplyHead("req-1", 0, "tiny"), results)
     assert found["request_id"] == "req-1"
     assert found["timeline"][0]["start_ns"] == 25
+
+
+def test_a_model_with_stages_tells_its_queue_and_each_of_them() -> None:
+    """Of the choice that ended last, in milliseconds; a model without stages tells none."""
+    spent = StageNs(encoder=2_500_000, bridge=500_000, decoder=4_000_000)
+    tokens = Tokens("r", 0, (1,), "stop", 1_000_000, 3_000_000, 4, 5, 6, 0, stages=spent)
+    found = extension(ReplyHead("req-1", 0, "m"), [ChoiceResult(0, "a", "stop", 1, tokens)])
+    assert found["stages_ms"] == {"queue": 2.0, "encoder": 2.5, "bridge": 0.5, "decoder": 4.0}
+    plain = Tokens("r", 0, (1,), "stop", 1, 2, 3, 4, 5, 0)
+    assert "stages_ms" not in extension(ReplyHead("req-1", 0, "m"), [ChoiceResult(0, "a", "stop", 1, plain)])
