@@ -34,7 +34,9 @@ def check() -> None:
     """Raises UnsupportedError where this host cannot enforce a network policy. Milliseconds; starts nothing.
     What only an attempt can show (a kernel that refuses the programs) `Egress` raises."""
     if os.geteuid() != 0:
-        raise UnsupportedError("a sandbox with a network needs root, or the helper that root runs", hint=_HINT)
+        raise UnsupportedError(
+            "a sandbox with a network needs root, or the helper that root runs", hint=_HINT
+        )
     if not any(each.version == 2 for each in cgroups.find_hierarchies()):
         raise UnsupportedError("a sandbox with a network needs cgroups of version 2", hint=_HINT)
     if not EGRESS_OBJECT.is_file():
