@@ -145,6 +145,11 @@ def _refuse_variants(text: Fields) -> None:
     text.only("num_key_value_heads", 1, 1)
     text.only("n_shared_experts", 1, 1)
     text.only("tie_word_embeddings", False, False)
+    text.only("gate_temp", 1.0, 1.0)
+    for name in ("n_group", "topk_group"):  # of V3, whose router chooses among groups of experts first
+        text.only(name, 1, 1)
+    for name in ("num_hash_layers", "first_k_dense_replace"):  # of V4 and V3
+        text.only(name, 0, 0)
 
 
 def _read(top: Fields, text: Fields, field: Field[object]) -> object:
@@ -165,6 +170,9 @@ def _yarn(text: Fields) -> YarnScaling | None:
         return None
     yarn = text.inside("rope_scaling")
     yarn.only("rope_type", "yarn")
+    for name in ("attention_factor", "mscale"):
+        yarn.only(name, 1.0, 1.0)
+    yarn.only("mscale_all_dim", 0.0, 0.0)
     return YarnScaling(
         factor=yarn.number("factor"),
         beta_fast=yarn.number("beta_fast"),

@@ -16,9 +16,16 @@ WINDOW_GROUP, MAIN_GROUP, INDEX_GROUP = 32, 16, 32  # channels that share a scal
 
 def check_config(config: DeepseekConfig) -> None:
     """Raises BrokenModelFile for the first fault: field, value, and what is expected."""
-    for check in (_lists, _sharing, _candidates, _attention, _mixture, _engram, _draft, _quantisation):
+    for check in (_ids, _lists, _sharing, _candidates, _attention, _mixture, _engram, _draft, _quantisation):
         for field, expected in check(config):
             raise refuse(f"text_config.{field}", getattr(config, field), expected)
+
+
+def _ids(c: DeepseekConfig) -> Iterator[Fault]:
+    for field in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        token: int | None = getattr(c, field)
+        if token is not None and token >= c.vocab_size:
+            yield field, f"a token, below vocab_size, which is {c.vocab_size}"
 
 
 def _lists(c: DeepseekConfig) -> Iterator[Fault]:
@@ -91,6 +98,8 @@ def _attention(c: DeepseekConfig) -> Iterator[Fault]:
     yarn = c.rope_scaling
     if yarn is not None and yarn.factor < 1:
         yield "rope_scaling", "a factor of at least 1"
+    if yarn is not None and c.compress_rope_theta <= 1:
+        yield "compress_rope_theta", "a number above 1: YaRN divides by its logarithm"
 
 
 def _mixture(c: DeepseekConfig) -> Iterator[Fault]:

@@ -1,11 +1,13 @@
 """Fields of a JSON object with their types checked: each fault names field, value and what is expected."""
 
+import sys
 from collections.abc import Mapping
 from typing import cast
 
 from engine.errors import BrokenModelFile
 
 _ABSENT = object()
+_LARGEST = sys.float_info.max  # JSON has integers beyond it
 
 
 def refuse(field: str, value: object, expected: str) -> BrokenModelFile:
@@ -50,7 +52,7 @@ class Fields:
 
     def number(self, name: str, default: object = _ABSENT) -> float:
         value = self._get(name, default, "a positive number")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _LARGEST:
             raise self._refuse(name, value, "a positive number")
         return float(value)
 

@@ -115,7 +115,9 @@ def _yarn(scaling: Fields) -> YarnScaling | None:
     if "factor" not in scaling and scaling.text("rope_type", "default") == "default":
         return None  # with a factor the type must be said: V3 calls it `type`, and YaRN would be lost
     scaling.only("rope_type", "yarn")
-    scaling.only("attention_factor", 1.0, 1.0)
+    for name in ("attention_factor", "mscale"):
+        scaling.only(name, 1.0, 1.0)
+    scaling.only("mscale_all_dim", 0.0, 0.0)
     return YarnScaling(
         factor=scaling.number("factor"),
         beta_fast=scaling.number("beta_fast", 32),

@@ -42,6 +42,8 @@ def _attention(c: DeepseekV4Config) -> Iterator[Fault]:
         yield "index_head_dim", f"at least qk_rope_head_dim, which is {c.qk_rope_head_dim}"
     if c.rope_scaling is not None and c.rope_scaling.factor < 1:
         yield "rope_scaling", "a factor of at least 1"
+    if c.rope_scaling is not None and c.compress_rope_theta <= 1:
+        yield "compress_rope_theta", "a number above 1: YaRN divides by its logarithm"
 
 
 def _mixture(c: DeepseekV4Config) -> Iterator[Fault]:

@@ -124,6 +124,14 @@ FAULTS = [
     ({"hidden_size": True}, r"hidden_size' is True, expected an integer"),
     ({"vocab_size": 1000}, r"expected more than image_token_id"),
     ({"rms_norm_eps": -1e-6}, r"rms_norm_eps' is -1e-06, expected a positive number"),
+    ({"rope_theta": 10**400}, r"rope_theta' is 10+, expected a positive number"),
+    ({"compress_rope_theta": 1}, r"compress_rope_theta' is 1.0, expected a number above 1"),
+    ({"gate_temp": 2.0}, r"gate_temp' is 2.0, expected 1.0: nothing else is supported"),
+    ({"rope_scaling": _TEXT["rope_scaling"] | {"attention_factor": 1.3}}, r"attention_factor' is 1.3"),
+    ({"rope_scaling": _TEXT["rope_scaling"] | {"mscale_all_dim": 1.0}}, r"mscale_all_dim' is 1.0"),
+    ({"num_hash_layers": 2}, r"num_hash_layers' is 2, expected 0"),
+    ({"first_k_dense_replace": 1}, r"first_k_dense_replace' is 1, expected 0"),
+    ({"n_group": 8}, r"n_group' is 8, expected 1"),
 ]  # fmt: skip
 
 
@@ -141,6 +149,11 @@ def test_a_missing_field_is_named(field):
     del raw["text_config"][field]
     with pytest.raises(BrokenModelFile, match=f"text_config.{field}' is missing, expected"):
         DeepseekConfig.from_dict(raw)
+
+
+def test_a_token_that_is_none_is_refused():
+    with pytest.raises(BrokenModelFile, match="eos_token_id' is 129280, expected a token, below vocab_size"):
+        DeepseekConfig.from_dict({**_release(), "eos_token_id": 129_280})
 
 
 @pytest.mark.parametrize("raw", [{"model_type": "deepseek_v3"}, {"model_type": "deepseek_v41"}, {}])
