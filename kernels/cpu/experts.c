@@ -57,16 +57,21 @@ static int route(const struct mixture *m, struct work *w, int64_t row, const int
     return 0;
 }
 
-/* Gives each assignment its row behind the shared expert's, expert by expert. */
-static void arrange(const struct mixture *m, struct work *w, int64_t rows) {
+/* Gives each assignment its row behind the shared expert's, expert by expert. Returns the most that one has. */
+static int64_t arrange(const struct mixture *m, struct work *w, int64_t rows) {
     const int64_t e = m->router.rows, a = rows * m->k;
+    int64_t most = 0;
     memset(w->starts, 0, (size_t)(e + 1) * sizeof(int64_t));
     for (int64_t i = 0; i < a; i++) w->starts[w->chosen[i] + 1]++;
     w->starts[0] = rows;
-    for (int64_t i = 0; i < e; i++) w->starts[i + 1] += w->starts[i];
+    for (int64_t i = 0; i < e; i++) {
+        most = w->starts[i + 1] > most ? w->starts[i + 1] : most;
+        w->starts[i + 1] += w->starts[i];
+    }
     for (int64_t i = 0; i < a; i++) w->place[i] = w->starts[w->chosen[i]]++;
     for (int64_t i = e; i > 0; i--) w->starts[i] = w->starts[i - 1];
     w->starts[0] = rows;
+    return most;
 }
 
 /* Rows in the order of their experts, with zeros in the padding. */
@@ -102,7 +107,8 @@ static void add_up(const struct mixture *m, const struct work *w, int64_t row, f
     }
 }
 
-/* Gate and up, or down, of every expert that has rows; the shared one's are the first. */
+/* Gate and up, or down, of every expert that has rows; the shared one's are the first. `only`: the input of all,
+ * where none has more than one row; else NULL. */
 static int run_experts(const struct mixture *m, const struct work *w, const float *only, int64_t rows, int down,
                        int32_t threads) {
     const int64_t e = m->router.rows;
@@ -123,7 +129,7 @@ static int run_experts(const struct mixture *m, const struct work *w, const floa
     return products_mixed(w->products, count, threads);
 }
 
-/* x[T, C]; chosen[T, K], ascending a row, or NULL: by score; image[T], or NULL: none is one. out[T, C]. */
+/* x[T, C]; chosen[T, K], some perhaps more than once, or NULL: by score; image[T], or NULL: none is one. out[T, C]. */
 int dockyard_mixture(const struct mixture *m, const float *x, const int64_t *chosen, const uint8_t *image,
                      int64_t rows, float *out, int32_t threads) {
     struct work w;
@@ -142,9 +148,10 @@ int dockyard_mixture(const struct mixture *m, const float *x, const int64_t *cho
         status = -3;
     }
     if (status == 0) {
-        arrange(m, &w, rows);
-        if (rows > 1) gather(m, &w, x, rows);
-        status = run_experts(m, &w, rows > 1 ? NULL : w.inputs, rows, 0, threads);
+        /* A row that has an expert twice is two of that expert's. */
+        const int shared = arrange(m, &w, rows) <= 1 && rows == 1;
+        if (!shared) gather(m, &w, x, rows);
+        status = run_experts(m, &w, shared ? w.inputs : NULL, rows, 0, threads);
     }
     if (status == 0) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows > FEW_ROWS)

@@ -234,9 +234,8 @@ def test_every_tensor_of_the_inventory_is_taken(cpu_library):
     assert source.taken == {(entry.name, entry.shape) for entry in v4_entries(config)}
 
 
-@pytest.mark.parametrize("row", [[3, 3], [0, 8], [-1, 2]], ids=["twice", "beyond", "below"])
+@pytest.mark.parametrize("row", [[0, 8], [-1, 2]], ids=["beyond", "below"])
 def test_a_table_that_is_no_choice_of_experts_is_refused(row: list[int]) -> None:
-    """transformers leaves it at zeros in a model without weights: one expert, twice."""
     config = tiny_config()
     table = SOURCE.take("x.tid2eid", (config.vocab_size, 2))
     table[5] = torch.tensor(row)
