@@ -6,8 +6,11 @@ engine, and when the engine's own counters show that the path was taken. Behind 
 that forward follows the rule of the fact sheet at the same places. Then ten faults are put into the engine,
 each of which must turn a named cell red, and each cell's path is closed while its answers stay right: its
 counters must notice.
+
+`python -m bench.equivalence --json [--quick] [--only MODEL …]`; `--only` judges the cells of these models.
 """
 
+import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -46,10 +49,13 @@ def verdicts(subject: Subject) -> Iterator[Verdict]:
             yield verdict
 
 
-def measure(options: Options) -> dict[str, Any]:
+def measure(options: Options, only: Sequence[str] = ()) -> dict[str, Any]:
+    """`only`: names of models; all where there are none."""
     surroundings, started = Surroundings(["torch"]), time.perf_counter()
     found: list[Verdict] = []
     for name, replay in SUBJECTS:
+        if only and name not in only:
+            continue
         subject = subject_of(name, (_QUICK if options.quick else _FULL)[name], replay=replay)
         found += verdicts(subject)
         subject.close()
@@ -78,8 +84,11 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse("equivalence", __doc__, arguments)
-    return finish(measure(options), options)
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--only", nargs="+", default=[], choices=sorted({name for name, _ in SUBJECTS}))
+    chosen, rest = own.parse_known_args(arguments)
+    options = parse("equivalence", __doc__, rest)
+    return finish(measure(options, chosen.only), options)
 
 
 if __name__ == "__main__":

@@ -100,8 +100,8 @@ def shared_prefixes(subject: Subject) -> Found:
 
 
 def prefix_hit(subject: Subject) -> Found:
-    """Each prompt again, behind the blocks that the device still has."""
-    engine = subject.engine()
+    """Each prompt again, behind the blocks that the device still has: all of them."""
+    engine = subject.engine(kv_cache_bytes=subject.room_for_all())
     subject.answer([engine], subject.cases, WARM)
     answers = subject.answer([engine], subject.cases)
     hits, least = sum(answer.num_cached > 0 for answer in answers.values()), subject.long_enough()

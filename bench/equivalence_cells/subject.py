@@ -144,6 +144,11 @@ class Subject:
             engines[0].add(Request(case.name, case.prompt_ids, sampling, cache_salt=salt + case.name))
         return collect(engines)
 
+    def room_for_all(self) -> int:
+        """Bytes in which every case stays cached, with all that it gives out and a block begun."""
+        positions = sum(case.length + GREEDY.max_tokens + 64 for case in self.cases)
+        return max(self.kv_cache_bytes, int(self.model.cache_bytes_per_token() * positions))
+
     def long_enough(self) -> int:
         """Cases that a cached prefix can serve: by more than a block behind a window."""
         return sum(case.length > self.window + 32 for case in self.cases)
