@@ -19,7 +19,7 @@ from bench.attack_cases.model import (
     Probe,
     Seen,
 )
-from bench.attack_cases.trial import Finding, run_case
+from bench.attack_cases.trial import Finding, Outcome, run_case
 from sandbox.policy.calls import MACHINES, NUMBERS, this_machine
 
 pytestmark = pytest.mark.parametrize("arena", ["function"], indirect=True)
@@ -82,15 +82,16 @@ def test_what_a_kernel_does_not_have_is_not_shown(arena: Arena):
 
 
 def test_one_open_door_fails_the_bench(arena: Arena):
-    def finding(outcome: str) -> Finding:
+    def finding(outcome: Outcome) -> Finding:
         return Finding(
             "01-x", "x", "function", outcome, "said", "seccomp", "control", shown=outcome == "denied"
-        )  # pyright: ignore
+        )
 
     del arena
     shut = attacks.report([finding("denied"), finding("not here")], [])
     assert (shut["met"], shut["value"], shut["shown"], shut["not_here"]) == (True, 0, 1, 1)
-    for bad in ("open", "failed"):
+    bad_ones: tuple[Outcome, ...] = ("open", "failed")
+    for bad in bad_ones:
         assert attacks.report([finding("denied"), finding(bad)], [])["met"] is False
     assert attacks.report([finding("denied")], ["mount /x"])["met"] is False
     assert attacks.report([finding("not here")], [])["met"] is False
