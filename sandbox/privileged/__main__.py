@@ -19,10 +19,12 @@ def main(place: str, uid: str, programs: str, denials: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: sys.exit())
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(place)
-        Path(place).chmod(0o600)
-        os.chown(place, int(uid), -1)
+        draft = Path(f"{place}.{os.getpid()}")
+        listener.bind(str(draft))
+        draft.chmod(0o600)
+        os.chown(draft, int(uid), -1)
         listener.listen()
+        draft.rename(place)  # where it is found only now
         try:
             Node(listener, int(uid), (programs, Path(denials).read_bytes())).serve()
         finally:

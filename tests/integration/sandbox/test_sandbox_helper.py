@@ -533,3 +533,33 @@ def test_a_paused_sandbox_goes_with_its_owner(user: User):
         owner.kill()
         wait_until(lambda: find_process(init) is None)
         wait_until(lambda: groups_of_user() == [])
+
+
+LOOP = (
+    BEGIN
+    + r"""
+print(json.dumps(1), flush=True)
+for line in sys.stdin:
+    with Sandbox.create(state_dir=state, toolkit=toolkit) as box:
+        assert box.commands.run(["/usr/bin/true"]).ok
+        print(json.dumps([text.split()[0] for text in box.info.limits.degraded]), flush=True)
+"""
+)
+
+
+def test_an_owner_goes_on_without_the_helper_and_with_the_next(user: User):
+    """And is told each time what its sandboxes lack."""
+
+    def degraded() -> Any:
+        assert owner.stdin is not None
+        owner.stdin.write("\n")
+        owner.stdin.flush()
+        return said(owner)
+
+    with user.start(LOOP) as owner:
+        said(owner)
+        for _ in range(2):
+            assert degraded() == ["cpu", "memory"]
+            with user.helped():
+                assert degraded() == []
+        assert degraded() == ["cpu", "memory"]
