@@ -92,7 +92,7 @@ def test_a_stream_that_was_cut_inside_of_a_call_goes_on_elsewhere(pair: tuple[St
     text = render_calls((WRITTEN, SECOND), V41)
     full = choices(pair[0], body(text))
     expected, ids = calls(full), [token for choice in full for token in choice.get("token_ids", [])]
-    for count in range(1, len(ids), 5):
+    for count in range(1, len(ids), 11):
         before: list[dict[str, Any]] = []
         told = 0
         for choice in full:
