@@ -210,7 +210,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.now += 7
             plan = self.scheduler.schedule(self.now)
             assert plan.chunks or not self.live(), "there is work, and none was scheduled"
-            assert sum(chunk.count for chunk in plan.chunks) <= 10
+            left = 10 - sum(chunk.count for chunk in plan.chunks)
+            assert left == self.scheduler._budget >= 0
             served = {chunk.sequence.id for chunk in plan.chunks}
             assert len(served) == len(plan.chunks)
             for told in self.live():
