@@ -115,12 +115,14 @@ def _without(probe: Probe, protections: frozenset[Protection], shut: frozenset[s
 
 
 def _apart(case: Case, control: Apart, arena: Arena) -> Seen:
-    """Open where each of the two has been shown to hold it, and neither does where it opens."""
+    """Open where each of the two has been shown to hold it, and neither does where it opens. AppArmor, where
+    the kernel has it, is among the rest and has its own word."""
     probe = _probe(case)
+    also = control.also | (frozenset({"EACCES"}) if "apparmor" in _behind() else frozenset())
     rest = attempt(without(probe, frozenset({"seccomp"})), arena)
     if rest.said == "ENOSYS":
         return rest
-    if rest.opened or rest.said not in case.shut | control.also:
+    if rest.opened or rest.said not in case.shut | also:
         return Seen(False, f"{rest.said} without seccomp alone")
     outer = replace(probe, arguments=control.arguments or probe.arguments)
     table = arena.outside(outer, control.identity, confined=filter_program(this_machine()))

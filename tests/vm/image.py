@@ -131,6 +131,7 @@ def make_disk(kernel: Kernel, toolkit: Path, target: Path, arguments: str = "") 
     _copy_programs(root)
     shutil.copytree(toolkit.resolve(), root / "opt/toolkit", symlinks=True)
     _copy_project(root)
+    _compile(root, toolkit)
     _copy_libraries(root, (root / "opt").rglob("*.so*"))
     for name, text in _FILES.items():
         (root / "etc" / name).write_text(text)
@@ -235,6 +236,13 @@ def _copy_project(root: Path) -> None:
     for name in PACKAGES:
         shutil.copytree(PROJECT / name, root / "project" / name, ignore=bytecode)
     shutil.copytree(PROJECT / "tests/vm/inside", root / "project/inside", ignore=bytecode)
+
+
+def _compile(root: Path, toolkit: Path) -> None:
+    """So that an emulated processor need not: what it imports is some tens of thousands of lines."""
+    words = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", "/"]
+    places = [str(root / name) for name in ("project", "opt/site")]
+    _run([str(toolkit.resolve() / "bin/python3"), *words, *places])
 
 
 def _run(words: list[str]) -> None:

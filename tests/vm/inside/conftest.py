@@ -1,6 +1,7 @@
 """These tests run in the guest of tests/vm/run.py and nowhere else."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,12 +62,14 @@ def create(substrate):
 def arena(request):
     """One a substrate for all attacks on it; afterwards nothing may be left of any."""
     from bench.attack_cases.arena import Arena
+    from sandbox import sandboxes
     from sandbox.audit import check_integrity
     from sandbox.guard.node import shared_guard
     from sandbox.places import default_state_dir
+    from sandbox.sealed import sealed_copy
 
     fds, mounts = Path("/proc/self/fd"), Path("/proc/self/mountinfo")
-    shared_guard()  # whose descriptors stay
+    shared_guard(), sandboxes.open_door(), sealed_copy(shutil.which("crun"))  # whose descriptors stay
     before = len(list(fds.iterdir())), mounts.read_text()
     with Arena(request.param, state_dir=default_state_dir(), toolkit=Path("/opt/toolkit")) as arena:
         yield arena
