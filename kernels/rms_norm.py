@@ -6,6 +6,7 @@ Shapes: T rows (tokens), D features.
 import torch
 from torch import Tensor
 
+from kernels.reductions import mean_square
 from kernels.triton_door import require_triton
 
 
@@ -27,5 +28,5 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 def rms_norm_reference(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """The same function in plain PyTorch, on any device."""
     x = x_TD.to(torch.float32)
-    inverse_rms_T1 = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
+    inverse_rms_T1 = torch.rsqrt(mean_square(x) + eps)
     return (x * inverse_rms_T1 * weight_D.to(torch.float32)).to(x_TD.dtype)

@@ -6,6 +6,7 @@ neighbours; attention runs row by row, so that its shapes depend on the row's ow
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -18,11 +19,13 @@ from kernels.limits import BLOCK
 from kernels.operations import Decoder, DecoderStack, Profile, Rope, Rows, Weight
 from kernels.paged_attention import paged_attention
 from kernels.q4_1_gemv import dequantise_q4_1, q4_1_gemv
+from kernels.reductions import one_thread
 from kernels.rms_norm import rms_norm
 from kernels.rope import rope as rotate
 from kernels.whole_numbers import FORMATS, values_of
 
 TILE_ROWS = 16
+_CUT_COLUMNS = 32  # a multiple: threads then get whole vectors, and round as one does
 
 
 class TorchOperations:
@@ -77,7 +80,8 @@ class TorchOperations:
             return q4_1_gemv(x_MK, weight.data.reshape(weight.rows, weight.columns // BLOCK, -1))
         m, w_NK = x_MK.shape[0], dequantize(weight)
         padded = F.pad(x_MK, (0, 0, 0, -m % TILE_ROWS))
-        tiles = [padded[start : start + TILE_ROWS] @ w_NK.T for start in range(0, len(padded), TILE_ROWS)]
+        with one_thread() if weight.rows % _CUT_COLUMNS else nullcontext():
+            tiles = [padded[start : start + TILE_ROWS] @ w_NK.T for start in range(0, len(padded), TILE_ROWS)]
         return torch.cat(tiles)[:m] if tiles else x_MK.new_empty(0, weight.rows)
 
 
