@@ -5,8 +5,7 @@ selections do, and are here. docs/decisions/0002 has the reasons; tests/unit/eng
 Shapes: T rows, K columns in, N columns out, B products of a batch, S terms.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +14,11 @@ from torch.nn import functional as F
 
 from kernels.limits import BLOCK, MAX_COLUMNS
 from kernels.operations import Operations, Weight
+from kernels.reductions import is_cut, mean_square, one_thread  # noqa: F401 - mean_square is for models
 from kernels.whole_numbers import whole_numbers
 
 _KEY_TILE = 64  # keys a product where the operations round a column with its neighbours
+_ALIGNED = 16  # float32 values: 64 bytes, as PyTorch aligns a tensor
 _NO_INDEX = -1
 
 # What models call instead of torch's own and NumPy's: a test under tests/unit/engine reads their source.
@@ -131,23 +132,16 @@ def dot_products(operations: Operations, x_TK: Tensor, keys_NK: Tensor) -> Tenso
 def batched_product(a_BTK: Tensor, b_BKN: Tensor) -> Tensor:
     """B products of one shape, [B, T, N]. Callers keep T, K and N free of the number of rows of a step.
 
-    On one thread: with more, a single product is cut otherwise than one of many, and rounds otherwise.
+    On one thread: with more, a single product is cut otherwise than one of many, and rounds otherwise. Where
+    matrices would not all begin at an aligned address, K and N are padded with zeros: a product's bits depend
+    on where its matrices lie.
     """
-    with _one_thread():
-        return torch.bmm(a_BTK, b_BKN)
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    (_, t, k), n = a_BTK.shape, b_BKN.shape[2]
+    if any(size % _ALIGNED for size in (t * k, k * n, t * n)):
+        a_BTK = F.pad(a_BTK, (0, -k % _ALIGNED))
+        b_BKN = F.pad(b_BKN, (0, -n % _ALIGNED, 0, -k % _ALIGNED))
+    with one_thread():
+        return torch.bmm(a_BTK, b_BKN)[:, :, :n].contiguous()
 
 
 def tree_sum(x: Tensor, dim: int) -> Tensor:
@@ -160,27 +154,13 @@ def tree_sum(x: Tensor, dim: int) -> Tensor:
     return x.squeeze(dim)
 
 
-def mean_square(x: Tensor) -> Tensor:
-    """Mean of squares over the last dimension, which it keeps: one reduction a row."""
-    squares = x.square()
-    if not _is_cut(x):
-        return squares.mean(-1, keepdim=True)
-    with _one_thread():
-        return squares.mean(-1, keepdim=True)
-
-
 def row_sum(x: Tensor) -> Tensor:
     """Sum over the last dimension, which it keeps: one reduction a row."""
     x = x.contiguous()
-    if not _is_cut(x):
+    if not is_cut(x):
         return x.sum(-1, keepdim=True)
-    with _one_thread():
+    with one_thread():
         return x.sum(-1, keepdim=True)
-
-
-def _is_cut(x: Tensor) -> bool:
-    """Whether torch may cut a reduction among its threads: that of a single long row."""
-    return x.numel() == x.shape[-1]
 
 
 def running_count(counts: Tensor, dim: int) -> Tensor:

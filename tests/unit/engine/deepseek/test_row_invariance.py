@@ -201,7 +201,7 @@ def _in_parts():
     return dense
 
 
-@pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])
+@pytest.fixture(params=[1, 2, 3], ids=["one-thread", "two-threads", "three-threads"])
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
