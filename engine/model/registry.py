@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from engine.checkpoint.checksums import check_sums
 from engine.checkpoint.source import CheckpointSource, open_checkpoint
 from engine.errors import BrokenModelFile, UnknownModel
 from engine.gguf_file import open_gguf
@@ -90,8 +91,9 @@ def _v41_of(model: Model, wanted: str) -> tuple[DeepseekServed, DeepseekModel]:
 
 
 def _from_folder(path: Path, operations: Operations, *, replay: bool, caches: Caches) -> Model:
-    """The reader has checked the folder against what its config implies, drafts and vision included."""
+    """The reader checks the folder against what its config implies, drafts and vision included."""
     source = open_checkpoint(path)
+    check_sums(path)
     if source.family.model_type == "deepseek_v41":
         text: TextModel = _v41(source, path, operations, caches)
     else:

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from engine.checkpoint.checksums import write_sums
 from engine.model_path import NANO
 from engine.training.card_text import card_text
 from engine.training.checkpoint_effects import (
@@ -90,6 +91,7 @@ def ship(released: Path, card: Card, out: Path) -> int:
     new = out.with_name(f".{out.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     shutil.copytree(released, new)
+    write_sums(new)
     write_card(new, card)
     (new / "README.md").write_text(card_text(card))
     for file in new.iterdir():

@@ -4,6 +4,7 @@ Shapes: T rows, N streams, C channels, A ids looked back on, E channels of a row
 The tables' rows depend on ids alone, so all look-ups of a step start before layer 0.
 """
 
+import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -87,6 +88,12 @@ class EngramMemory:
         self._compressed_V = _checked(config, compressed_ids) if self.layers else None
         slow = any(not isinstance(engram.table, RowsInMemory) for engram in self.layers.values())
         self._reader = ThreadPoolExecutor(1, "engram") if slow else None
+
+    @property
+    def ids_digest(self) -> str:
+        """Of each token's compressed id; empty where there is no Engram."""
+        ids = self._compressed_V
+        return "" if ids is None else hashlib.sha256(ids.numpy().tobytes()).hexdigest()
 
     def close(self) -> None:
         """Ends the reading thread."""

@@ -82,6 +82,14 @@ class DeepseekModel(TextModel):
         return self.config
 
     @property
+    def identity(self) -> str:
+        """Engram's ids, which come from the tokenizer, and that shares run operations one by one, which round
+        otherwise than a mixture in one call.
+        """
+        fused = self.operations.fused is not None and self.part.experts is None
+        return f"{self._engram.ids_digest} {'whole mixtures' if fused else 'single operations'}"
+
+    @property
     def interruptible(self) -> bool:
         """Not with other ranks, which would wait, nor while Engram rows are on their way to the decoder."""
         late = any(layer >= cut_layer(self.config) for layer in self.config.engram_layer_ids)

@@ -138,8 +138,11 @@ class DeepseekServed:
 
     @property
     def fingerprint(self) -> str:
-        """Of weights, the caches' formats, the numerics, and replay, which decides what a row computes."""
-        shape = (self.text.shape, self._replay)
+        """Of weights, the caches' formats, the numerics, and replay, which decides what a row computes.
+
+        Weights by samples (`fingerprint.of_folder`).
+        """
+        shape = (self.text.shape, self._replay, self.text.identity)
         return fingerprint.of_folder(shape, self.operations, self._folder.shards)
 
     @property

@@ -58,6 +58,11 @@ class TextModel(ABC):
         """Logits [T, V] of hidden states."""
 
     @property
+    def identity(self) -> str:
+        """What decides results beside weights, config and numerics."""
+        return ""
+
+    @property
     def interruptible(self) -> bool:
         """Whether a step may end between two stages."""
         return False

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from engine import Engine, EngineConfig, SamplingParams, load_model
+from engine.checkpoint.checksums import SUMS
 from engine.checkpoint.description import describe
 from engine.checkpoint.folder import WEIGHTS, read_header
 from engine.model_path import NANO, model_path
@@ -31,7 +32,7 @@ def card() -> Card:
 def test_the_folder_is_whole_and_small():
     assert model_path("nano") == NANO
     sizes = {file.name: file.stat().st_size for file in NANO.iterdir()}
-    assert sizes.keys() == {"README.md", "card.json", "config.json", WEIGHTS, "tokenizer.json"}
+    assert sizes.keys() == {"README.md", "card.json", "config.json", SUMS, WEIGHTS, "tokenizer.json"}
     assert sum(sizes.values()) <= LARGEST_BYTES
 
 

@@ -219,3 +219,18 @@ def test_partial_outputs_add_up_to_the_wholes_bits(cpu_library, kind, rows, held
 def test_a_part_without_an_exchange_is_refused():
     with pytest.raises(InvalidInput, match="a part of 4 experts a layer, and no exchange"):
         part_model(config_of(), Part(experts=frozenset(range(4))), TorchOperations())
+
+
+def test_shares_and_tokenizers_have_names_of_their_own(cpu_library: object):
+    """A fingerprint has them, since rounding and ids differ. A prefill worker's entries are the whole's."""
+    config, operations = config_of(), select_operations(1)
+    every = Part(frozenset(range(config.n_routed_experts)), frozenset(range(config.dspark_n_routed_experts)))
+    whole, _ = part_model(config, Part(), operations)
+    shared, _ = part_model(config, every, operations, lambda outputs: outputs)
+    encoder, _ = part_model(config, ENCODER, operations)
+    assert whole.identity == encoder.identity != shared.identity
+    other = COMPRESSED_IDS.flip(0)
+    swapped = DeepseekModel(config, PartTensors(Part(), cut_layer(config)), operations, other)
+    assert swapped.identity != whole.identity
+    for model in (whole, shared, encoder, swapped):
+        model.close()

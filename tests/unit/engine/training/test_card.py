@@ -97,7 +97,7 @@ def test_the_folder_loads_and_says_what_it_is_worth(work: Path, card: Card, tmp_
     (out / "old").touch()
     assert ship(work / "released", card, out) == sum(file.stat().st_size for file in out.iterdir())
     assert {file.name for file in out.iterdir()} == {
-        "README.md", "card.json", "config.json", "model.safetensors", "tokenizer.json",
+        "README.md", "SHA256SUMS.txt", "card.json", "config.json", "model.safetensors", "tokenizer.json",
     }  # fmt: skip
     assert read_card(out) == card
     assert check_bits_per_byte(out) == card.check_bits_per_byte
