@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels import reductions
 from kernels.limits import BLOCK, MAX_COLUMNS
 from kernels.operations import Operations, Weight
-from kernels.reductions import is_cut, mean_square, one_thread  # noqa: F401 - mean_square is for models
+from kernels.reductions import is_cut, one_thread
 from kernels.whole_numbers import whole_numbers
 
 _KEY_TILE = 64  # keys a product where the operations round a column with its neighbours
@@ -152,6 +153,9 @@ def tree_sum(x: Tensor, dim: int) -> Tensor:
         folded = low + high
         x = folded if size % 2 == 0 else torch.cat((folded, x.narrow(dim, half - 1, 1)), dim)
     return x.squeeze(dim)
+
+
+mean_square = reductions.mean_square
 
 
 def row_sum(x: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def _checked(experts_VK: Tensor, num_experts: int) -> Tensor:
     """The table; a token may have an expert more than once. Raises BrokenModelFile: one that is none."""
     outside_V = ((experts_VK < 0) | (experts_VK >= num_experts)).any(1)
     if bool(outside_V.any()):
-        token = int(outside_V.long().argmax())
+        token = int(outside_V.nonzero()[0])
         raise BrokenModelFile(
             f"tid2eid: token {token} has the experts {[int(e) for e in experts_VK[token]]}, expected 0 to "
             f"{num_experts - 1}"
