@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.cache.tier_config import TierConfig
+from kernels.limits import MAX_THREADS
 
 Role = Literal["both", "prefill", "decode"]
 
@@ -14,7 +15,7 @@ class EngineConfig(BaseModel):
 
     model: str = "smollm2"  # a built-in name or the path of a GGUF file
     role: Role = "both"  # prefill stops after the first token and hands over; decode takes over
-    threads: int = Field(default=2, ge=1)  # of the CPU kernels; changes no bit of the output
+    threads: int = Field(default=2, ge=1, le=MAX_THREADS)  # of the CPU kernels; changes no bit of the output
     operations: Literal["auto", "c", "torch"] = "auto"  # auto: the C library where it is built
     profile: Literal["exact", "fast"] = "exact"  # fast: activations in 16 bits, products in integers
     replay: bool = True  # decoder layers see a window of each prompt (DeepSeek-V4.1); false runs all its rows

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor
 
+from kernels.limits import MAX_THREADS
 from kernels.rope import rope_frequencies
 
 if TYPE_CHECKING:
@@ -152,12 +153,25 @@ def numerics_name(operations: Operations) -> str:
     return f"{operations.name} {operations.profile} {NUMERICS[operations.profile]}"
 
 
+def _check_threads(threads: object) -> None:
+    """OpenMP ends the process for a number that it cannot have."""
+    if type(threads) is int and 1 <= threads <= MAX_THREADS:
+        return
+    from protocol.errors import InvalidInput
+
+    raise InvalidInput(f"threads is {threads!r}, expected a whole number from 1 to {MAX_THREADS}")
+
+
 def select_operations(
     threads: int, kind: Literal["auto", "c", "torch"] = "auto", profile: Profile = "exact"
 ) -> Operations:
-    """The C library where it has been built, else PyTorch. `c` insists and raises MissingCapability."""
+    """The C library where it has been built, else PyTorch. `c` insists and raises MissingCapability.
+
+    Raises InvalidInput: `threads` is no whole number from 1 to 1024.
+    """
     from kernels.cpu import library
 
+    _check_threads(threads)
     if kind != "torch" and library.available():
         from kernels.cpu.operations import CpuOperations
 

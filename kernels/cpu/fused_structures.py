@@ -14,6 +14,7 @@ from kernels.cpu.structures import (
     check_rows,
     check_tensor,
     check_weight,
+    is_plain,
     require,
 )
 from kernels.fused import (
@@ -139,6 +140,9 @@ class CRecord(ctypes.Structure):
 
 
 def c_record(layout: RecordLayout) -> CRecord:
+    require(layout.group > 0, f"layout.group is {layout.group}; the kernel takes 2 and more")
+    for name, size in (("channels", layout.channels), ("rotary", layout.rotary), ("width", layout.width)):
+        require(size >= 0, f"layout.{name} is {size}, which is negative")
     code_bytes = layout.channels // 2 if layout.codes == "e2m1" else layout.channels
     scale_bytes = layout.channels // layout.group * (4 if layout.scales == "f32" else 1)
     check_multiple("layout.channels", layout.channels, layout.group)
@@ -240,6 +244,8 @@ def c_entries(source: EntrySource, rows: int, channels: int) -> CEntries:
         raise ValueError(f"index: {index.dtype} {list(index.shape)}; int64 [{rows}, {width}] or [{width}]")
     if width > 1 and index.stride(-1) != 1:
         raise ValueError("index: a row's places are not neighbours")
+    require(is_plain(index), f"index: on {index.device}, or a negative view; the kernel takes plain memory")
+    require(source.first >= 0, f"first is {source.first}, which is negative")
     stride = 0 if shared else index.stride(0)
     address = None if counts is None else check_tensor("counts", counts, (rows,), torch.int64)
     return CEntries(pool, index.data_ptr(), address, num_entries, width, stride, source.first)

@@ -26,12 +26,25 @@ def require(holds: bool, message: str) -> None:
 
 def check_tensor(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """The address of contiguous memory of that shape and type. Raises ValueError that names the operand."""
-    if x.shape != shape or x.dtype is not dtype or not x.is_contiguous():
+    if x.shape != shape or x.dtype is not dtype or not is_plain(x) or not x.is_contiguous():
         order = "" if x.is_contiguous() else ", not contiguous"
         raise ValueError(
-            f"{name}: {x.dtype} {list(x.shape)}{order}; the kernel takes {dtype} {list(shape)}, contiguous"
+            f"{name}: {x.dtype} {list(x.shape)}{order}{_kind(x)}; the kernel takes {dtype} {list(shape)}, "
+            "contiguous"
         )
     return x.data_ptr()
+
+
+def is_plain(x: Tensor) -> bool:
+    """Values lie in this process's memory as they are: no other device, no sign that is yet to be turned."""
+    return x.is_cpu and not x.is_neg() and x.layout is torch.strided
+
+
+def _kind(x: Tensor) -> str:
+    """What there is besides type and shape, of a tensor that is not plain."""
+    if not x.is_cpu or x.layout is not torch.strided:
+        return f", on {x.device}, {x.layout}"
+    return ", a negative view" if x.is_neg() else ""
 
 
 def check_rows(name: str, x: Tensor, *shape: int) -> int:
@@ -68,6 +81,9 @@ def check_weight(weight: Weight, columns: int, name: str = "weight") -> None:
     """The memory behind a weight is as large as its numbers say. Raises ValueError."""
     if weight.columns != columns:
         raise ValueError(f"{name}: {weight.columns} columns, the rows have {columns}")
+    require(weight.format in FORMATS, f"{name}: no format {weight.format}")
+    if weight.packed and weight.format in _TYPES:
+        raise ValueError(f"{name}: {weight.format} has no packed form")
     if not weight.packed and weight.format in FORMATS_OF_BLOCKS:
         raise ValueError(f"{name}: {weight.format} is multiplied packed; prepare it")
     group, data = _group(weight), weight.data
