@@ -25,18 +25,37 @@ _NO_INDEX = -1
 # What models call instead of torch's own and NumPy's: a test under tests/unit/engine reads their source.
 GUARDED = {
     **dict.fromkeys(
-        ("linear", "bilinear", "mm", "mv", "addmm", "addmv", "chain_matmul", "multi_dot"), "linear"
+        (
+            "linear",
+            "bilinear",
+            "mm",
+            "mv",
+            "addmm",
+            "addmv",
+            "addmm_",
+            "addmv_",
+            "addr",
+            "chain_matmul",
+            "multi_dot",
+        ),
+        "linear",
     ),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "linear"),
     **dict.fromkeys(("inner", "dot", "vdot", "vecdot", "cdist"), "dot_products"),
-    **dict.fromkeys(("bmm", "addbmm", "baddbmm", "einsum", "tensordot"), "batched_product"),
-    "matmul": "linear, dot_products or batched_product",
+    **dict.fromkeys(("bmm", "addbmm", "addbmm_", "baddbmm", "baddbmm_"), "batched_product"),
+    **dict.fromkeys(("einsum", "tensordot"), "batched_product"),
+    **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__"), "linear, dot_products or batched_product"),
+    **dict.fromkeys(("cosine_similarity", "pairwise_distance"), "dot_products"),
     "scaled_dot_product_attention": "engine.model.deepseek.core_attention.attend",
     **dict.fromkeys(("sum", "nansum", "prod", "reduce", "segment_reduce"), "row_sum or tree_sum"),
-    **dict.fromkeys(("index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce"), "tree_sum"),
-    **dict.fromkeys(("mean", "nanmean", "var", "std", "norm", "vector_norm", "normalize"), "mean_square"),
+    **dict.fromkeys(("index_add", "index_add_", "scatter_add", "scatter_add_"), "tree_sum"),
+    **dict.fromkeys(("scatter_reduce", "scatter_reduce_", "index_reduce_", "embedding_bag"), "tree_sum"),
+    **dict.fromkeys(("mean", "nanmean", "average", "var", "std", "var_mean", "std_mean"), "mean_square"),
+    **dict.fromkeys(("norm", "vector_norm", "normalize"), "mean_square"),
     **dict.fromkeys(("layer_norm", "rms_norm", "group_norm"), "engine.model.deepseek.norm.RmsNorm"),
-    **dict.fromkeys(("cumsum", "cumsum_", "cumprod", "logcumsumexp"), "running_count, of whole numbers"),
+    **dict.fromkeys(("cumsum", "cumsum_", "cumprod", "cumprod_"), "running_count, of whole numbers"),
+    **dict.fromkeys(("logcumsumexp", "accumulate"), "running_count, of whole numbers"),
+    **dict.fromkeys(("fft", "rfft", "ifft", "irfft"), "a sum in a fixed order"),
     **dict.fromkeys(("softmax", "log_softmax", "softmin", "logsumexp"), "softmax"),
     **dict.fromkeys(("sigmoid", "sigmoid_", "logsigmoid", "expit", "tanh", "tanh_", "erf"), "sigmoid"),
     **dict.fromkeys(("silu", "gelu", "elu", "selu", "mish", "glu"), "silu_mul"),
@@ -196,7 +215,8 @@ def softplus(x: Tensor) -> Tensor:
 def top_k(scores_TN: Tensor, k: int, operations: Operations | None = None) -> Tensor:
     """int64 [T, min(k, N)]: the positions of each row's largest scores in ascending order.
 
-    Ties at the boundary go to the lowest positions. A score of -inf is never taken: its place holds -1, last.
+    Ties at the boundary go to the lowest positions. A score of -inf, or that is no number, is never taken:
+    its place holds -1, last.
     Raises ValueError: k is negative.
     """
     count = scores_TN.shape[1]
@@ -206,6 +226,7 @@ def top_k(scores_TN: Tensor, k: int, operations: Operations | None = None) -> Te
         return operations.fused.top_k(scores_TN, min(k, count))
     if k == 0:
         return torch.empty(scores_TN.shape[0], 0, dtype=torch.int64)
+    scores_TN = scores_TN.masked_fill(scores_TN.isnan(), -torch.inf)
     if k < count:
         values, picked = torch.topk(scores_TN, k + 1, dim=1)
         picked = picked[:, :k]

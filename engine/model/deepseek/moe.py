@@ -58,6 +58,8 @@ class Router:
         if image_T is not None:
             bias = torch.where(image_T[:, None], self.image_bias_E, self.bias_E)
         experts_TK = numerics.top_k(scores_TE + bias, self._k)
+        if bool((experts_TK < 0).any()):
+            raise ValueError("activations are not numbers: a row has no best experts")
         return Routes(experts_TK, expert_weights(scores_TE, experts_TK, self._scale))
 
 

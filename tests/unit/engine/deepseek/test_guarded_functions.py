@@ -9,6 +9,7 @@ import pytest
 from engine.numerics import GUARDED
 
 MODELS = Path(__file__).parents[4] / "engine" / "model"
+KERNELS = Path(__file__).parents[4] / "kernels"
 DOORS = {"numerics", "operations", "ops"}
 LIBRARIES = {"torch", "numpy", "scipy"}
 ALLOWED = {
@@ -32,6 +33,18 @@ def _found(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
                 yield node.lineno, "@", f"@, use {GUARDED['matmul']}"
             case ast.Attribute(attr=name) if name in GUARDED and _owner(node) not in DOORS:
                 yield node.lineno, name, f"{name}, use {GUARDED[name]}"
+            case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), *_]) if (
+                name in GUARDED
+            ):
+                yield node.lineno, name, f"{name}, use {GUARDED[name]}"
+            case ast.Call(func=ast.Attribute(attr="sort" | "argsort" | "msort" as name)) if (
+                node.args or node.keywords
+            ) and not _is_stable(node):
+                yield node.lineno, name, f"{name} whose ties go anywhere, say stable=True"
+            case ast.Call(func=ast.Attribute(attr=name)) if _adds_up(node, name):
+                yield node.lineno, name, f"{name} that adds up, use {GUARDED['scatter_add']}"
+            case ast.Attribute(attr="at") if isinstance(node.value, ast.Attribute):
+                yield node.lineno, "at", f"at, use {GUARDED['scatter_add']}"
             case ast.Attribute(attr=name) if _owner(node) == "nn" and name != "functional":
                 yield node.lineno, name, f"nn.{name}, a module of torch's"
             case ast.ImportFrom(module=str(module)) if module.split(".")[0] in LIBRARIES:
@@ -41,6 +54,18 @@ def _found(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
                 yield from ((node.lineno, name, f"import {name}") for name in named)
             case _:
                 pass
+
+
+def _is_stable(call: ast.Call) -> bool:
+    return any(k.arg in {"stable", "kind", "key"} for k in call.keywords)
+
+
+def _adds_up(call: ast.Call, name: str) -> bool:
+    """A scatter that combines what meets in one place."""
+    named = {k.arg for k in call.keywords}
+    return (name in {"scatter", "scatter_"} and "reduce" in named) or (
+        name in {"index_put", "index_put_", "put_"} and ("accumulate" in named or len(call.args) > 2)
+    )
 
 
 def _owner(node: ast.Attribute) -> str:
@@ -66,6 +91,22 @@ def test_no_model_calls_them_directly():
         )
 
 
+KERNELS_ALLOWED = {
+    "torch_operations.py": {"@", "silu"},  # tiles of rows, on one thread where it would be cut; whole vectors
+    "integer_product.py": {"@", "sum"},  # whole numbers, which no order changes
+    "paged_attention.py": {"einsum", "softmax"},  # of a row by itself
+    "reductions.py": {"mean"},
+    "rms_norm.py": set(),
+    "decoder.py": {"rms_norm"},  # of operations
+}
+
+
+@pytest.mark.parametrize("name", KERNELS_ALLOWED)
+def test_no_operation_of_pytorch_calls_them_unseen(name):
+    source = (KERNELS / name).read_text()
+    assert not _offences(source, frozenset(KERNELS_ALLOWED[name]))
+
+
 @pytest.mark.parametrize("line", [
     "F.linear(x, w)", "x @ w", "x @= w", "x.softmax(-1)", "torch.bmm(a, b)", "torch.topk(x, 3)",
     "f = torch.bmm", "f = x.matmul", "map(torch.mv, a, b)", "from torch import bmm",
@@ -76,6 +117,12 @@ def test_no_model_calls_them_directly():
     "torch.ops.aten.bmm(a, b)", "nn.Linear(3, 4)", "torch.nn.Linear(3, 4)", "from torch import nn",
     "from torch.nn import Linear", "import torch.nn as layers", "np.dot(a, b)", "np.einsum('ij,jk', a, b)",
     "from numpy import matmul", "np.add.reduce(x)", "x.mean(1)", "F.layer_norm(x, (3,))",
+    "x.addmm_(a, b)", "x.addmv_(a, b)", "x.baddbmm_(a, b)", "x.scatter_reduce_(0, i, y, 'sum')",
+    "x.scatter_(0, i, y, reduce='add')", "x.index_put_((i,), y, accumulate=True)",
+    "x.index_put_((i,), y, True)",
+    "torch.var_mean(x)", "x.__matmul__(y)", "getattr(x, 'sum')(1)", "np.add.at(x, i, y)",
+    "np.add.accumulate(x)", "np.average(x)", "F.cosine_similarity(x, y)", "F.embedding_bag(i, w)",
+    "x.sort(1)", "x.argsort(dim=1)", "torch.argsort(x)", "x.cumprod_(1)", "torch.fft.rfft(x)",
     "x.index_add_(0, i, y)", "self.weight.mv(x)", "x.argmax(1)",
 ])  # fmt: skip
 def test_what_goes_round_them_is_found(line):
@@ -85,7 +132,8 @@ def test_what_goes_round_them_is_found(line):
 @pytest.mark.parametrize("line", [
     "numerics.linear(ops, x, w) + ops.linear(x, w)", "step.operations.linear(x, [w])", "numerics.row_sum(x)",
     "sum(counts)", "from torch.nn import functional as F", "from engine.numerics import softmax",
-    "F.pad(x, (0, 1))", "x.exp().log1p()", "self.operations.rms_norm(x, w, eps)",
+    "F.pad(x, (0, 1))", "x.argsort(stable=True)", "names.sort()", "x.scatter_(0, i, y)", "getattr(x, 'rows')",
+     "x.exp().log1p()", "self.operations.rms_norm(x, w, eps)",
 ])  # fmt: skip
 def test_what_goes_through_them_is_not(line):
     assert not _offences(line)
