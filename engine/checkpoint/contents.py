@@ -26,7 +26,7 @@ def locate(folder: CheckpointFolder, family: Family, holds: Callable[[str], bool
 
     Raises BrokenModelFile: a tensor missing, misshapen, of another type, or without a use.
     """
-    naming = read_naming(folder.path, folder.tensors.keys())
+    naming = read_naming(folder.path, folder.tensors.keys() | folder.absent.keys())
     known: set[str] = set()
     found: dict[str, Location] = {}
     missing: list[Entry] = []
@@ -106,6 +106,11 @@ def _refuse_missing(folder: CheckpointFolder, missing: list[Entry], naming: Nami
     first = missing[0]
     more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
     stored, shape = naming(first.name).stored, list(first.shape)
+    if (absent := folder.absent.get(stored)) is not None:
+        raise BrokenModelFile(
+            f"{folder.path}: file {absent.name!r:.80} with tensor {stored!r}{more} is not there",
+            hint="download the files that this worker's part needs",
+        )
     raise BrokenModelFile(
         f"{folder.path}: tensor {stored!r} is missing, expected shape {shape}{more}",
         hint="download the folder again, or check that config.json is its own",

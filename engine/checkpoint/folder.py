@@ -32,20 +32,30 @@ class _Header(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
-    """`tensors` and `shards` (the file of each tensor) are by the name in the files."""
+    """`tensors` and `shards` (the file of each tensor) are by the name in the files, and so is `absent`: the
+    file that is not there of each tensor which the index names.
+    """
 
     path: Path
     config: Mapping[str, object]
     tensors: Mapping[str, StoredTensor]
     shards: Mapping[str, Path]
+    absent: Mapping[str, Path]
 
 
-def open_folder(path: Path) -> CheckpointFolder:
-    """Raises BrokenModelFile that names the file: missing, truncated, no JSON, or an index that is wrong."""
+def open_folder(path: Path, *, partial: bool = False) -> CheckpointFolder:
+    """`partial`: shards may be missing, as a worker's part may not need them.
+
+    Raises BrokenModelFile that names the file: missing, truncated, no JSON, or an index that is wrong.
+    """
     config = read_config(path)
     tensors: dict[str, StoredTensor] = {}
     shards: dict[str, Path] = {}
-    for shard, expected in _shards(path).items():
+    absent: dict[str, Path] = {}
+    for shard, expected in _shards(path, partial=partial).items():
+        if expected is not None and not _is_there(shard):
+            absent |= dict.fromkeys(expected, shard)
+            continue
         found = read_header(shard)
         if expected is not None and (difference := found.keys() ^ expected):
             name = min(difference)
@@ -55,7 +65,7 @@ def open_folder(path: Path) -> CheckpointFolder:
             raise BrokenModelFile(f"{shard}: tensor {min(twice)!r} is in {shards[min(twice)].name} too")
         tensors |= found
         shards |= dict.fromkeys(found, shard)
-    return CheckpointFolder(path, config, tensors, shards)
+    return CheckpointFolder(path, config, tensors, shards, absent)
 
 
 def read_config(path: Path) -> Mapping[str, object]:
@@ -65,6 +75,7 @@ def read_config(path: Path) -> Mapping[str, object]:
 
 def read_header(shard: Path) -> dict[str, StoredTensor]:
     """What a safetensors file says it holds; its length must fit. Raises BrokenModelFile."""
+    _check_regular(shard)
     try:
         file = cast(_Header, safe_open(shard, framework="np"))
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -80,7 +91,7 @@ def read_header(shard: Path) -> dict[str, StoredTensor]:
         raise BrokenModelFile(f"{shard}: {error.strerror or error}") from error
 
 
-def _shards(path: Path) -> dict[Path, set[str] | None]:
+def _shards(path: Path, *, partial: bool) -> dict[Path, set[str] | None]:
     """The files and the tensors that the index expects in each; without an index, whatever the file holds."""
     index = path / INDEX
     if not index.exists():
@@ -92,20 +103,35 @@ def _shards(path: Path) -> dict[Path, set[str] | None]:
         raise BrokenModelFile(f"{index}: 'weight_map' is {names!r:.40}, expected tensors to files")
     shards: dict[Path, set[str]] = {}
     for name, file in cast(Mapping[str, object], names).items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not isinstance(file, str) or not file or Path(file).name != file:
             raise BrokenModelFile(
                 f"{index}: file {file!r:.80} of tensor {name!r} is not a name in this folder"
             )
         shards.setdefault(path / file, set()).add(name)
-    if missing := [shard for shard in shards if not shard.exists()]:
+    missing = [shard for shard in shards if not _is_there(shard)]
+    if missing and not partial:
         raise BrokenModelFile(
-            f"{index}: file {missing[0].name!r} with {len(shards[missing[0]])} tensors is not there",
+            f"{index}: file {missing[0].name!r:.80} with {len(shards[missing[0]])} tensors is not there",
             hint=f"{len(missing)} of {len(shards)} files are missing; download them",
         )
     return dict(shards)
 
 
+def _is_there(shard: Path) -> bool:
+    try:
+        return shard.exists()
+    except OSError:  # a name longer than any file's
+        return False
+
+
+def _check_regular(path: Path) -> None:
+    """To read a pipe would wait for whoever writes to it."""
+    if path.exists() and not path.is_file():
+        raise BrokenModelFile(f"{path}: not a regular file")
+
+
 def _read_json(path: Path) -> Mapping[str, object]:
+    _check_regular(path)
     try:
         value: object = json.loads(path.read_bytes())
     except OSError as error:

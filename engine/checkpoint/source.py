@@ -33,9 +33,9 @@ _TABLE_IN_MEMORY_BYTES = 256 << 20  # a smaller table costs less in memory than 
 def open_checkpoint(path: Path, part: Part = WHOLE) -> "CheckpointSource":
     """The weights of a folder, checked against what its config implies: names, shapes and types.
 
-    Reads headers alone. Raises BrokenModelFile.
+    Shards of which a part needs nothing may be missing. Reads headers alone. Raises BrokenModelFile.
     """
-    folder = open_folder(path)
+    folder = open_folder(path, partial=part != WHOLE)
     family = read_family(folder.config)
     return CheckpointSource(folder, family, locate(folder, family, lambda n: part.holds(n, family.cut)))
 
@@ -67,8 +67,8 @@ class CheckpointSource:
         return name in self._locations
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """float32 in memory of its own. Raises BrokenModelFile."""
-        values = dequantise(self._take_stored(name, shape))
+        """float32 in memory of its own. Raises BrokenModelFile, for a value that is no finite number too."""
+        values = self._finite(name, dequantise(self._take_stored(name, shape)))
         self._on_their_way += values.nbytes
         if self._on_their_way > _HELD_BACK_BYTES:
             _give_back_freed()
@@ -76,11 +76,14 @@ class CheckpointSource:
         return values
 
     def take_rows(self, name: str, shape: tuple[int, ...]) -> RowTable:
-        """A table that stays in its file, memory-mapped and quantised, unless it is small."""
+        """A table that stays in its file, memory-mapped and quantised, unless it is small.
+
+        Values of one in its file are not looked at: that would read all of it.
+        """
         weight = self._take_stored(name, shape)
         rows, columns = shape
         if rows * columns * 4 <= _TABLE_IN_MEMORY_BYTES:
-            return RowsInMemory(dequantise(weight))
+            return RowsInMemory(self._finite(name, dequantise(weight)))
         for part in (weight.values, weight.scales):
             if part is not None:
                 _read_here_and_there(part)
@@ -99,6 +102,14 @@ class CheckpointSource:
     def check_all_taken(self) -> None:
         _give_back_freed()
         check_nothing_left(str(self.folder.path), set(self._locations.keys() - self._taken))
+
+    def _finite(self, name: str, values: Tensor) -> Tensor:
+        if values.numel() and not torch.stack(torch.aminmax(values)).isfinite().all():
+            raise BrokenModelFile(
+                f"{self.folder.path}: tensor {name!r} has a value that is infinite or not a number",
+                hint="download the folder again; every answer would be made of it",
+            )
+        return values
 
     def _take_stored(self, name: str, shape: tuple[int, ...]) -> StoredWeight:
         check_shape(str(self.folder.path), name, self._located(name).entry.shape, shape)

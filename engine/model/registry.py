@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.checkpoint.checksums import check_sums
+from engine.checkpoint.parts import WHOLE, Part
 from engine.checkpoint.source import CheckpointSource, open_checkpoint
 from engine.errors import BrokenModelFile, UnknownModel
 from engine.gguf_file import open_gguf
@@ -12,6 +13,7 @@ from engine.model.deepseek.config import DeepseekConfig, Quantisation
 from engine.model.deepseek.dspark import DraftModel
 from engine.model.deepseek.engram_hash import compress_ids
 from engine.model.deepseek.model import DeepseekModel
+from engine.model.deepseek.moe import Exchange
 from engine.model.deepseek.serving import DeepseekServed
 from engine.model.deepseek.text_model import TextModel
 from engine.model.deepseek.vision import VisionTower
@@ -20,6 +22,7 @@ from engine.model.deepseek_v4.model import DeepseekV4Model
 from engine.model.llama import LlamaModel
 from engine.model_path import model_path
 from kernels.operations import Operations, Profile, select_operations
+from protocol.errors import InvalidInput
 
 DType = Literal["float32"]
 Caches = Literal["auto", "released", "float32"]
@@ -34,21 +37,29 @@ def load_model(
     profile: Profile = "exact",
     replay: bool = True,
     caches: Caches = "auto",
+    part: Part = WHOLE,
+    exchange: Exchange | None = None,
 ) -> Model:
     """Load a model by built-in name, GGUF file, or folder with config.json and safetensors.
 
     Arithmetic is in `dtype`. In the profile `exact` a GGUF file's weights stay memory-mapped as the file has
     them, and a folder's are dequantised. `fast` rounds activations to 16 bits and multiplies in integers: a
     GGUF file's matrices, and a folder's projections and experts (`kernels/whole_numbers.py`), packed in
-    memory of their own. `replay` and `caches`: see `EngineConfig`. Blocks for as long as reading takes.
-    Raises UnknownModel, BrokenModelFile, MissingCapability.
+    memory of their own. `replay` and `caches`: see `EngineConfig`. `part` and
+    `exchange`: a worker's share of a V4.1 folder (`DeepseekModel`), whose other shards may be missing.
+
+    Blocks for as long as reading takes. Raises UnknownModel, BrokenModelFile, MissingCapability;
+    InvalidInput: a part that the model cannot run as.
     """
     if dtype != "float32":
         raise UnknownModel(f"dtype {dtype!r}: models compute in 'float32'")
     path = model_path(name_or_path)
     if path.is_dir():
         folder_operations = select_operations(threads, operations, profile)
-        return _from_folder(path, folder_operations, replay=replay, caches=caches)
+        return _from_folder(
+            path, folder_operations, replay=replay, caches=caches, part=part, exchange=exchange
+        )
+    _check_whole(path, part)
     file = open_gguf(path)
     architecture = file.require("general.architecture")
     if architecture != "llama":
@@ -65,7 +76,7 @@ def load_draft_model(model: Model) -> DraftModel:
     Raises UnknownModel: a model without such blocks; BrokenModelFile.
     """
     served, text = _v41_of(model, "draft blocks")
-    return DraftModel(text, open_checkpoint(served.path))
+    return DraftModel(text, open_checkpoint(served.path, text.part))
 
 
 def load_vision_tower(model: Model) -> VisionTower:
@@ -74,7 +85,7 @@ def load_vision_tower(model: Model) -> VisionTower:
     Raises UnknownModel: a model of another family; BrokenModelFile: one that cannot see.
     """
     served, text = _v41_of(model, "a vision tower")
-    return VisionTower(text.config, open_checkpoint(served.path), text.operations)
+    return VisionTower(text.config, open_checkpoint(served.path, text.part), text.operations)
 
 
 def _family(model: Model) -> str:
@@ -90,13 +101,21 @@ def _v41_of(model: Model, wanted: str) -> tuple[DeepseekServed, DeepseekModel]:
     )
 
 
-def _from_folder(path: Path, operations: Operations, *, replay: bool, caches: Caches) -> Model:
+def _check_whole(path: Path, part: Part) -> None:
+    if part != WHOLE:
+        raise InvalidInput(f"part: {path} runs whole", hint="folders of V4.1 run in parts")
+
+
+def _from_folder(
+    path: Path, operations: Operations, *, replay: bool, caches: Caches, part: Part, exchange: Exchange | None
+) -> Model:
     """The reader checks the folder against what its config implies, drafts and vision included."""
-    source = open_checkpoint(path)
+    source = open_checkpoint(path, part)
     check_sums(path)
     if source.family.model_type == "deepseek_v41":
-        text: TextModel = _v41(source, path, operations, caches)
+        text: TextModel = _v41(source, operations, caches, part, exchange)
     else:
+        _check_whole(path, part)
         text = _v4(source, operations, caches)
     return DeepseekServed(text, source.folder, replay=replay)
 
@@ -108,15 +127,17 @@ def _v4(source: CheckpointSource, operations: Operations, caches: Caches) -> Dee
     return DeepseekV4Model(DeepseekV4Config.from_dict(source.folder.config, quantisation), source, operations)
 
 
-def _v41(source: CheckpointSource, path: Path, operations: Operations, caches: Caches) -> DeepseekModel:
+def _v41(
+    source: CheckpointSource, operations: Operations, caches: Caches, part: Part, exchange: Exchange | None
+) -> DeepseekModel:
     """Rounded caches are part of what the model computes: widths that have none are refused, or asked for."""
     quantisation = Quantisation.off() if caches == "float32" else Quantisation()
     config = DeepseekConfig.from_dict(source.folder.config, quantisation)
-    compressed = None
+    compressed, path = None, source.folder.path
     if config.engram_layer_ids:
         from tokenizers import Tokenizer
 
         if not (path / "tokenizer.json").exists():
             raise BrokenModelFile(f"{path}: no tokenizer.json, whose tokens Engram hashes")
         compressed = compress_ids(Tokenizer.from_file(str(path / "tokenizer.json")))
-    return DeepseekModel(config, source, operations, compressed)
+    return DeepseekModel(config, source, operations, compressed, part=part, exchange=exchange)
