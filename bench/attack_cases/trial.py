@@ -118,7 +118,7 @@ def _apart(case: Case, control: Apart, arena: Arena) -> Seen:
     """Open where each of the two has been shown to hold it, and neither does where it opens. AppArmor, where
     the kernel has it, is among the rest and has its own word."""
     probe = _probe(case)
-    also = control.also | (frozenset({"EACCES"}) if "apparmor" in _behind() else frozenset())
+    also = control.also | {"EACCES"} if "apparmor" in _behind() else control.also
     rest = attempt(without(probe, frozenset({"seccomp"})), arena)
     if rest.said == "ENOSYS":
         return rest
