@@ -21,7 +21,7 @@ def worker_counts(engine: Engine) -> WorkerCounts:
         blocks_held=pool.held,
         preemptions=scheduler.preemptions,
         swapped_bytes=found.swapped_bytes,
-        loaded_tokens=scheduler.loaded_blocks * engine.config.block_tokens,
+        loaded_tokens=scheduler.loaded_blocks * engine.pool.block_tokens,
         tiers=tuple(_tiers(found, engine.state.block_bytes)),
         stages=None if stages is None else StageNs(stages.encoder_ns, stages.bridge_ns, stages.decoder_ns),
     )

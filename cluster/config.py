@@ -27,6 +27,10 @@ class WorkersConfig(BaseModel):
     kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)  # a worker
     max_sequences: int = Field(default=16, ge=1)  # in one decode step
     token_budget: int = Field(default=256, ge=1)  # rows a step
+    # positions a cache block, a multiple of the model's ratios; null takes the least that 16 divides too
+    block_tokens: int | None = Field(default=None, ge=1)
+    # of DeepSeek folders: `released` rounds as in training, `float32` takes widths that fill no group
+    caches: Literal["auto", "released", "float32"] = "auto"
     operations: Literal["auto", "c", "torch"] = "auto"
     # fast: activations in 16 bits, products in integers; the tokens of exact but for near ties
     profile: Literal["exact", "fast"] = "fast"

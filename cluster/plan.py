@@ -7,6 +7,7 @@ from pathlib import Path
 
 from actors.events_config import KvEventsConfig
 from cluster.config import DockyardConfig
+from engine.cache.block_size import block_size
 from engine.config import EngineConfig, Role
 from engine.model_path import BUILT_IN
 from placement.probe import probe
@@ -45,10 +46,15 @@ def this_machine() -> Topology:
 
 
 def plan_workers(config: DockyardConfig, path: Path, topology: Topology) -> Plan:
-    """Place the workers. Raises ResourceShortage with what is needed and what there is."""
+    """Place the workers.
+
+    Raises ResourceShortage with what is needed and what there is; BrokenModelFile, and InvalidRequest for
+    blocks that do not fit the model.
+    """
     roles: tuple[Role, ...] = ("prefill", "decode") if config.workers.disaggregated else ("both",)
     cores = sum(len(domain.cores) for _, domain, _ in topology.domains())
     window_bytes = _window_bytes(config, path, topology, len(roles))
+    block_tokens = block_size(config.workers.block_tokens, _entry_ratios(path))
     kept = config.workers.kv_cache_bytes + config.workers.tiers.host_bytes + window_bytes
     memory = _model_bytes(path) + kept + _PROCESS_BYTES
     # A request is in one stage at a time, so on a small machine each worker gets all cores, shared.
@@ -60,7 +66,8 @@ def plan_workers(config: DockyardConfig, path: Path, topology: Topology) -> Plan
     ]
     placement = place_workers(topology, demands, reserve_bytes=_RESERVE_BYTES + config.ray.object_store_bytes)
     workers = tuple(
-        _worker(config, role, placement, window_bytes, number) for number, role in enumerate(roles)
+        _worker(config, role, placement, window_bytes, block_tokens, number)
+        for number, role in enumerate(roles)
     )
     return Plan(workers, tuple(placement.describe().splitlines()))
 
@@ -75,6 +82,16 @@ def _model_bytes(path: Path) -> int:
     return sum(4 * _PACKED.get(tensor.dtype, 1) * math.prod(tensor.shape) for tensor in tensors)
 
 
+def _entry_ratios(path: Path) -> frozenset[int]:
+    """As the model's `entry_ratios`, without its weights."""
+    if not path.is_dir():
+        return frozenset({1})
+    from engine.checkpoint.family import read_family
+    from engine.checkpoint.folder import read_config
+
+    return read_family(read_config(path)).entry_ratios
+
+
 def _window_bytes(config: DockyardConfig, path: Path, topology: Topology, num_workers: int) -> int:
     """Of kept windows, a worker: as set, or a share of a tenth of what is free. Files have no such model."""
     if not path.is_dir():
@@ -85,7 +102,12 @@ def _window_bytes(config: DockyardConfig, path: Path, topology: Topology, num_wo
 
 
 def _worker(
-    config: DockyardConfig, role: Role, placement: WorkerPlacement, window_bytes: int, number: int
+    config: DockyardConfig,
+    role: Role,
+    placement: WorkerPlacement,
+    window_bytes: int,
+    block_tokens: int,
+    number: int,
 ) -> WorkerPlan:
     workers, events = config.workers, config.workers.kv_events
     choice = placement.choice(role)
@@ -99,6 +121,8 @@ def _worker(
         kv_cache_bytes=workers.kv_cache_bytes,
         max_sequences=workers.max_sequences,
         token_budget=workers.token_budget,
+        block_tokens=block_tokens,
+        caches=workers.caches,
         preemption=workers.preemption,
         tiers=workers.tiers.model_copy(update={"window_bytes": window_bytes}),
         kv_events=events.enable_kv_cache_events,

@@ -22,7 +22,8 @@ class EngineConfig(BaseModel):
     # DeepSeek: `released` rounds caches as in training, and refuses widths that fill no group; auto does so
     # for V4.1, and for V4 where the weights have the release's formats too
     caches: Literal["auto", "released", "float32"] = "auto"
-    block_tokens: int = Field(default=16, ge=1)  # positions a cache block: vLLM's default
+    # positions a cache block, a multiple of the model's ratios; None: the least that 16 divides too
+    block_tokens: int | None = Field(default=None, ge=1)
     kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)  # 1 GiB holds 23,301 tokens of smollm2
     max_sequences: int = Field(default=32, ge=1)  # in one step
     max_waiting: int = Field(default=512, ge=1)  # beyond it `add` refuses, the gateway answers 429

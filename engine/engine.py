@@ -44,7 +44,7 @@ class Engine:
         self._clock = clock or SystemClock()
         self._weights = weights = Weights(config, model)
         self.events = EventLog(config.kv_event_batches) if config.kv_events else None
-        self.pool = BlockPool(weights.num_blocks, config.block_tokens, self.events)
+        self.pool = BlockPool(weights.num_blocks, weights.block_tokens, self.events)
         rules = weights.model.resume_rules
         tiers = Tiers(
             config.tiers, self._clock, weights.fingerprint,
@@ -53,7 +53,11 @@ class Engine:
         )  # fmt: skip
         self._residence = Residence(weights, tiers)
         self._scheduler = Scheduler(
-            self.pool, rules, _limits(config, rules.window), model=weights.fingerprint, kept=tiers
+            self.pool,
+            rules,
+            _limits(config, rules.window, weights.block_tokens),
+            model=weights.fingerprint,
+            kept=tiers,
         )
         self._loading = Loading(self.pool, self._scheduler, tiers)
         self.sampler = StepSampler(
@@ -221,7 +225,7 @@ class Engine:
 
     def _watch(self, medium: Medium) -> TierEvents | None:
         """Tells of a tier's blocks."""
-        return None if self.events is None else TierEvents(self.events, self.config.block_tokens, medium)
+        return None if self.events is None else TierEvents(self.events, self.pool.block_tokens, medium)
 
     def _stamp(self, begun: list[Sequence], chunks: list[Chunk]) -> None:
         """When hand-offs were adopted, and when what runs did so first; what was prefetched is used now."""
@@ -256,13 +260,13 @@ def _charge(chunks: list[Chunk], step: StageNs) -> None:
         sequence.stages = replace(sequence.stages, spent=spent.plus(step))
 
 
-def _limits(config: EngineConfig, window: int) -> Limits:
+def _limits(config: EngineConfig, window: int, block_tokens: int) -> Limits:
     """Windows are kept at ends of blocks, and only where there is memory for them."""
-    blocks = -(-(config.tiers.window_interval or 4 * window) // config.block_tokens)
+    blocks = -(-(config.tiers.window_interval or 4 * window) // block_tokens)
     return Limits(
         config.max_sequences,
         config.token_budget,
         int(config.starvation_s * 1e9),
-        blocks * config.block_tokens if config.tiers.most_window_bytes else 0,
+        blocks * block_tokens if config.tiers.most_window_bytes else 0,
         config.preemption,
     )

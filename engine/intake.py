@@ -133,7 +133,7 @@ class Intake:
 
     def _validate(self, request: Request, begun_ids: Seq[int]) -> object:
         """The grammar of its structure, if it has one. `begun_ids`: of its output so far."""
-        check_request(request, self._weights.model, self._weights.max_positions, self._config.block_tokens)
+        check_request(request, self._weights.model, self._weights.max_positions, self._weights.block_tokens)
         return self._sampler.check(request.sampling, begun_ids)
 
     def _enqueue(self, sequence: Sequence) -> None:

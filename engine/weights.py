@@ -3,6 +3,7 @@
 import re
 from uuid import uuid4
 
+from engine.cache.block_size import block_size
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.model.base import Held, Model, State
@@ -20,19 +21,21 @@ class Weights:
     def __init__(self, config: EngineConfig, model: Model | None = None) -> None:
         """`model`: loaded already, as the config has it; it stays its owner's to close.
 
-        Raises UnknownModel, BrokenModelFile, MissingCapability; InvalidRequest where the cache is too small.
+        Raises UnknownModel, BrokenModelFile, MissingCapability; InvalidRequest where the cache is too small,
+        or its blocks do not fit the model.
         """
         self._config, self._owns_model = config, model is None
         self.model: Model = model or _load(config, config.model)
         self.fingerprint = self.model.fingerprint
-        self.num_blocks = _blocks_in(config, self.model)
+        self.block_tokens = block_size(config.block_tokens, self.model.entry_ratios)
+        self.num_blocks = _blocks_in(config, self.model, self.block_tokens)
         self.state = self._new_state()
         self._labels: set[str] = set()  # versions that there have been
 
     @property
     def max_positions(self) -> int:
         """The longest prompt plus output that model and cache take."""
-        return min(self.model.max_positions, self.num_blocks * self._config.block_tokens)
+        return min(self.model.max_positions, self.num_blocks * self.block_tokens)
 
     def renew(self, label: str, model: str | None, digest: str) -> str:
         """Go on with others (`Engine.update_weights`); the version that goes into keys.
@@ -72,8 +75,7 @@ class Weights:
 
     def _replace(self, name: str) -> None:
         old, new = self.model, _load(self._config, name)
-        shape = (old.vocabulary, old.max_positions, old.cache_bytes_per_token(), old.resume_rules)
-        if (new.vocabulary, new.max_positions, new.cache_bytes_per_token(), new.resume_rules) != shape:
+        if _shape(new) != _shape(old):
             new.close()
             raise InvalidRequest(f"the model {name!r} has another shape", parameter="model")
         self.model = new
@@ -83,7 +85,13 @@ class Weights:
         self._owns_model = True
 
     def _new_state(self) -> State:
-        return self.model.new_state(self.num_blocks, self._config.block_tokens, self._config.max_sequences)
+        return self.model.new_state(self.num_blocks, self.block_tokens, self._config.max_sequences)
+
+
+def _shape(model: Model) -> tuple[object, ...]:
+    """What the engine's caches and rules were made for."""
+    bytes_per_token = model.cache_bytes_per_token()
+    return model.vocabulary, model.max_positions, bytes_per_token, model.resume_rules, model.entry_ratios
 
 
 def _load(config: EngineConfig, name: str) -> Model:
@@ -93,8 +101,8 @@ def _load(config: EngineConfig, name: str) -> Model:
     )  # fmt: skip
 
 
-def _blocks_in(config: EngineConfig, model: Model) -> int:
-    block_bytes = int(model.cache_bytes_per_token() * config.block_tokens)
+def _blocks_in(config: EngineConfig, model: Model, block_tokens: int) -> int:
+    block_bytes = int(model.cache_bytes_per_token() * block_tokens)
     num_blocks = config.kv_cache_bytes // block_bytes
     if num_blocks == 0:
         raise InvalidRequest(

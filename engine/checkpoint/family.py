@@ -41,6 +41,15 @@ class Family:
             return cut_layer(self.config)
         return self.config.num_hidden_layers
 
+    @property
+    def entry_ratios(self) -> frozenset[int]:
+        """How many positions an entry of the caches stands for, in layers that keep such."""
+        if isinstance(self.config, DeepseekConfig):
+            ratios = map(self.config.ratio, range(self.config.num_hidden_layers))
+        else:
+            ratios = (layer.ratio for layer in self.config.layers)
+        return frozenset(filter(None, ratios))
+
 
 def read_family(raw: Mapping[str, object]) -> Family:
     """Raises BrokenModelFile: field, value, what is expected."""

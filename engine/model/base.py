@@ -166,6 +166,11 @@ class Model(Protocol):
     @property
     def resume_rules(self) -> ResumeRules: ...
 
+    @property
+    def entry_ratios(self) -> frozenset[int]:
+        """How many positions an entry of its caches stands for: blocks hold a multiple of each."""
+        ...
+
     def cache_bytes_per_token(self) -> float:
         """Bytes of persistent KV a token."""
         ...

@@ -137,6 +137,10 @@ class LlamaModel:
         """A cached prefix is all that its rows would have left."""
         return ResumeRules()
 
+    @property
+    def entry_ratios(self) -> frozenset[int]:
+        return frozenset({1})
+
     def new_state(self, num_blocks: int, block_tokens: int, num_slots: int) -> LlamaState:
         return LlamaState(self, num_blocks, block_tokens)
 

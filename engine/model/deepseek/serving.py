@@ -150,6 +150,10 @@ class DeepseekServed:
         """Windows are no part of the prefix cache (section 1.4)."""
         return ResumeRules(self.text.shape.sliding_window, replay=self._replay, decoder=self._decoder)
 
+    @property
+    def entry_ratios(self) -> frozenset[int]:
+        return self.text.entry_ratios
+
     def cache_bytes_per_token(self) -> float:
         return self.text.cache_bytes_per_token()
 

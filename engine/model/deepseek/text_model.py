@@ -70,7 +70,12 @@ class TextModel(ABC):
     @property
     def block_tokens(self) -> int:
         """Tokens of a cache block for a caller who has no reason for another: every ratio divides them."""
-        return math.lcm(_BLOCK, *(r for r in map(self.shape.ratio, range(self.shape.num_hidden_layers)) if r))
+        return math.lcm(_BLOCK, *self.entry_ratios)
+
+    @property
+    def entry_ratios(self) -> frozenset[int]:
+        """Tokens of an entry, of each kind of layer that keeps such."""
+        return frozenset(filter(None, map(self.shape.ratio, range(self.shape.num_hidden_layers))))
 
     def close(self) -> None:
         """Ends what threads it has."""

