@@ -56,7 +56,7 @@ def _kernels() -> Check:
         "CPU kernels",
         "degraded",
         "not built",
-        "the model runs on PyTorch, several times slower",
+        "the model runs on PyTorch, several times slower, and slowest in the profile fast",
         "make setup, with gcc installed",
     )
 

@@ -5,8 +5,10 @@ with it, so that full, chunked, batched and incremental runs of a model agree bi
 Shapes: M rows (T in a step), K columns in, N columns out, C channels, H heads, G KV heads, D head size.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -162,12 +164,22 @@ def _check_threads(threads: object) -> None:
     raise InvalidInput(f"threads is {threads!r}, expected a whole number from 1 to {MAX_THREADS}")
 
 
+@lru_cache
+def _say_that_it_is_slow(profile: Profile) -> None:
+    """Once a process. `fast` on PyTorch is for comparison: it is slower than `exact`."""
+    logging.getLogger(__name__).warning(
+        "the CPU kernels are not built: PyTorch runs the model in the profile %s, many times slower; "
+        "run: make setup",
+        profile,
+    )
+
+
 def select_operations(
     threads: int, kind: Literal["auto", "c", "torch"] = "auto", profile: Profile = "exact"
 ) -> Operations:
-    """The C library where it has been built, else PyTorch. `c` insists and raises MissingCapability.
+    """The C library where it has been built, else PyTorch, with a warning in the log.
 
-    Raises InvalidInput: `threads` is no whole number from 1 to 1024.
+    `c` insists and raises MissingCapability. Raises InvalidInput: `threads` is none of 1 to 1024.
     """
     from kernels.cpu import library
 
@@ -182,5 +194,7 @@ def select_operations(
         raise MissingCapability("the CPU kernels are not built", hint="run: make setup")
     from kernels.torch_operations import TorchOperations
 
+    if kind == "auto":
+        _say_that_it_is_slow(profile)
     torch.set_num_threads(threads)
     return TorchOperations(profile)

@@ -13,6 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Format
 from torch import Tensor
 
+from kernels import operations as operations_module
 from kernels.cpu import build as build_module
 from kernels.cpu.build import build, library_path
 from kernels.cpu.operations import CpuOperations
@@ -209,6 +210,22 @@ def test_a_library_that_is_not_built_is_missed_loudly(
     assert select_operations(1, "auto").name == "torch"
     with pytest.raises(MissingCapability, match="not built"):
         select_operations(1, "c")
+
+
+def test_pytorch_in_place_of_the_library_is_said_once_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kernels.cpu.library.library_path", lambda: tmp_path / "nothing.so")
+    operations_module._say_that_it_is_slow.cache_clear()
+    before = torch.get_num_threads()
+    try:
+        assert {select_operations(1, profile="fast").name for _ in range(3)} == {"torch"}
+        assert select_operations(1, "torch", "fast").name == "torch"
+    finally:
+        torch.set_num_threads(before)
+        operations_module._say_that_it_is_slow.cache_clear()
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "kernels.operations"]
+    assert "profile fast, many times slower; run: make setup" in line
 
 
 def test_without_a_compiler_the_build_says_what_it_costs(
