@@ -54,7 +54,8 @@ def load(file: Path, parameters: Parameters, optimiser: Optimiser, plan: Fields)
     """Fills both in place and returns the progress; None where there is no file.
 
     Raises InvalidInput for a plan that differs, which would change schedule and order of the data unseen,
-    and BrokenModelFile where the file's names are not those of this model and its optimiser.
+    and BrokenModelFile where the file is not whole, or its names, shapes and types are not those of this
+    model and its optimiser; then both are as they were.
     """
     if not file.exists():
         return None
@@ -63,6 +64,8 @@ def load(file: Path, parameters: Parameters, optimiser: Optimiser, plan: Fields)
     homes = {f"p:{name}": home for name, home in parameters.items()}
     homes |= {f"s:{name}": home for name, home in optimiser.state.items()}
     _check_names(file, homes.keys() - tensors.keys(), tensors.keys() - homes.keys())
+    for name, home in homes.items():
+        _check_form(file, name, tensors[name], home)
     for name, home in homes.items():
         home.copy_(tensors[name])
     return json.loads(words[_PROGRESS])
@@ -88,3 +91,13 @@ def _check_names(file: Path, missing: set[str], surplus: set[str]) -> None:
                 f"{file}: {what} {len(names)} tensors of this model and optimiser: {min(names)!r}, …",
                 hint="it was written by another version: train in another folder",
             )
+
+
+def _check_form(file: Path, name: str, found: torch.Tensor, home: torch.Tensor) -> None:
+    """To copy would spread a tensor of another shape over its home."""
+    if (found.shape, found.dtype) != (home.shape, home.dtype):
+        raise BrokenModelFile(
+            f"{file}: tensor {name!r} is {found.dtype} {list(found.shape)}, "
+            f"expected {home.dtype} {list(home.shape)}",
+            hint="train in another folder, or with the plan that it was begun with",
+        )
