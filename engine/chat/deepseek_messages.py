@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
-from engine.chat.dsml import ToolCall
+from engine.chat.dsml import ToolCall, can_name, finite_json
 from engine.errors import InvalidRequest
 
 Role = Literal["system", "user", "assistant"]
@@ -171,6 +171,7 @@ def _calls(where: str, calls: object) -> tuple[ToolCall, ...]:
 
 def _call(where: str, call: object) -> ToolCall:
     function = _function(where, call)
+    _refuse_constants(f"{where}.function.arguments", function.get("arguments"))
     arguments = _arguments(function.get("arguments"))
     name: str = function["name"]
     return ToolCall(name, arguments, _string(where, cast(Mapping[str, Any], call), "id"))
@@ -181,10 +182,22 @@ def _arguments(arguments: object) -> dict[str, Any]:
     value = arguments
     if isinstance(value, str):
         with suppress(ValueError, RecursionError):
-            value = json.loads(value or "{}")
-    if value is None or isinstance(value, dict):
-        return cast(dict[str, Any], value or {})
+            value = finite_json(value or "{}")
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        fields = cast(dict[str, Any], value)
+        if all(map(can_name, fields)):
+            return fields
     return {"arguments": arguments}
+
+
+def _refuse_constants(where: str, arguments: object) -> None:
+    """Of a caller's object: a text's are found where it is read."""
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise _refused(where, arguments, "what JSON can hold") from error
 
 
 def _refused(where: str, value: object, expected: str) -> InvalidRequest:

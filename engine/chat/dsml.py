@@ -6,9 +6,10 @@ what was written for every text. Source: fact sheet, section 10; V4's spelling: 
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from engine.errors import InvalidRequest
 
@@ -72,9 +73,31 @@ def _parameter(name: str, value: Any, dialect: Dialect) -> str:
     return f"{dialect.opening('parameter')} {attributes}>{text}{dialect.closing('parameter')}"
 
 
+def can_name(name: str) -> bool:
+    """Whether an attribute of a tag can hold it."""
+    return '"' not in name and MARKER not in name and _is_utf8(name)
+
+
+def finite_json(text: str) -> Any:
+    """JSON as its standard has it: Python reads and writes NaN and Infinity too, and makes one of 1e999.
+
+    Raises ValueError.
+    """
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_constant(text)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
 def checked_name(name: str) -> str:
     """The name, where a tag can hold it. Raises InvalidRequest."""
-    if '"' in name or MARKER in name or not _is_utf8(name):
+    if not can_name(name):
         raise InvalidRequest(
             f"tool call: the name {name!r:.80} cannot stand in a call's tag",
             parameter="messages", hint=f'use names without quotes and without "{MARKER}"',

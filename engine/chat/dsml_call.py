@@ -4,14 +4,12 @@ A string argument streams; any other waits for its end, since only then it is kn
 that of the fact sheet, section 10; what it does not cover makes the call a BrokenCall, never a guess.
 """
 
-import json
-import math
 import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
-from engine.chat.dsml import Dialect, ToolCall, json_text
+from engine.chat.dsml import Dialect, ToolCall, finite_json, json_text
 
 _WRAPPERS = ("arguments", "input")
 
@@ -219,17 +217,8 @@ def _inner(text: str) -> str:
 def _parsed(text: str, *, must_be_json: bool) -> Any:
     """JSON; without a `string` attribute any text that is none is a string."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        return finite_json(text)
     except ValueError:
         if must_be_json:
             raise ValueError(f"the value {text!r:.40} is said to be JSON and is not") from None
         return text
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _refuse_constant(text)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")

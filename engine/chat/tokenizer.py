@@ -7,7 +7,7 @@ from typing import cast
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from engine.errors import BrokenModelFile
+from engine.errors import BrokenModelFile, InvalidRequest
 from engine.gguf_file import GgufFile
 
 _CONTROL = 3  # GGML's token types: 1 normal, 3 control, 4 user defined
@@ -50,8 +50,20 @@ class ChatTokenizer:
         return ids
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of ordinary text: `<|im_end|>` is ten characters in it, and no control token."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        """Ids of ordinary text: `<|im_end|>` is ten characters in it, and no control token.
+
+        Raises InvalidRequest for half a surrogate pair, which has no UTF-8.
+        """
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        except TypeError as error:
+            place = next((n for n, c in enumerate(text) if "\ud800" <= c <= "\udfff"), None)
+            if place is None:
+                raise
+            raise InvalidRequest(
+                f"the text has half a surrogate pair: {text[max(place - 10, 0) : place + 10]!r}",
+                parameter="text", hint="send whole characters",
+            ) from error  # fmt: skip
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids without control tokens. An incomplete UTF-8 sequence decodes to U+FFFD."""

@@ -52,11 +52,14 @@ class Held:
 
 
 def check_prompt(token_ids: Sequence[int], vocabulary: int, max_positions: int) -> None:
-    """Raises InvalidRequest: no ids, too many, or one that the model does not have."""
+    """Raises InvalidRequest: no ids, too many, or one that is no integer or that the model does not have."""
     if not 0 < len(token_ids) <= max_positions:
         raise InvalidRequest(
             f"{len(token_ids)} token ids, expected 1 to {max_positions}", parameter="prompt_ids"
         )
+    for token in token_ids:
+        if not hasattr(token, "__index__"):
+            raise InvalidRequest(f"a token id is {token!r:.40}, expected an integer", parameter="prompt_ids")
     if not all(0 <= token < vocabulary for token in token_ids):
         raise InvalidRequest(
             f"a token id lies outside the vocabulary of {vocabulary}", parameter="prompt_ids"
