@@ -45,8 +45,8 @@ def load_model(
     Arithmetic is in `dtype`. In the profile `exact` a GGUF file's weights stay memory-mapped as the file has
     them, and a folder's are dequantised. `fast` rounds activations to 16 bits and multiplies in integers: a
     GGUF file's matrices, and a folder's projections and experts (`kernels/whole_numbers.py`), packed in
-    memory of their own. `replay` and `caches`: see `EngineConfig`. `part` and
-    `exchange`: a worker's share of a V4.1 folder (`DeepseekModel`), whose other shards may be missing.
+    memory of their own. `replay` and `caches`: see `EngineConfig`. `part` and `exchange`: a worker's share of
+    a folder (`DeepseekModel`, `DeepseekV4Model`), whose other shards may be missing.
 
     Blocks for as long as reading takes. Raises UnknownModel, BrokenModelFile, MissingCapability;
     InvalidInput: a part that the model cannot run as.
@@ -103,7 +103,7 @@ def _v41_of(model: Model, wanted: str) -> tuple[DeepseekServed, DeepseekModel]:
 
 def _check_whole(path: Path, part: Part) -> None:
     if part != WHOLE:
-        raise InvalidInput(f"part: {path} runs whole", hint="folders of V4.1 run in parts")
+        raise InvalidInput(f"part: {path} runs whole", hint="folders run in parts")
 
 
 def _from_folder(
@@ -115,16 +115,18 @@ def _from_folder(
     if source.family.model_type == "deepseek_v41":
         text: TextModel = _v41(source, operations, caches, part, exchange)
     else:
-        _check_whole(path, part)
-        text = _v4(source, operations, caches)
+        text = _v4(source, operations, caches, part, exchange)
     return DeepseekServed(text, source.folder, replay=replay)
 
 
-def _v4(source: CheckpointSource, operations: Operations, caches: Caches) -> DeepseekV4Model:
+def _v4(
+    source: CheckpointSource, operations: Operations, caches: Caches, part: Part, exchange: Exchange | None
+) -> DeepseekV4Model:
     """A folder as transformers writes it, without the release's formats, has no such caches either."""
     plain = caches == "float32" or (caches == "auto" and "quantization_config" not in source.folder.config)
     quantisation = V4Quantisation.off() if plain else V4Quantisation()
-    return DeepseekV4Model(DeepseekV4Config.from_dict(source.folder.config, quantisation), source, operations)
+    config = DeepseekV4Config.from_dict(source.folder.config, quantisation)
+    return DeepseekV4Model(config, source, operations, part=part, exchange=exchange)
 
 
 def _v41(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engine.checkpoint.v4_shape import V4Layer
 from engine.model.deepseek.hyper_connections import HyperConnection, add_output
+from engine.model.deepseek.moe import Share
 from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek_v4.attention import Attention
 from engine.model.deepseek_v4.config import DeepseekV4Config
@@ -17,7 +18,7 @@ from kernels.operations import Operations
 
 
 class Block:
-    """`index` is the layer's, or for a draft block its number behind them."""
+    """`index` is the layer's, or for a draft block its number behind them. `share`: a rank's experts."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class Block:
         *,
         prefix: str,
         hashed: bool,
+        share: Share | None,
     ) -> None:
         c, eps = config.hidden_size, config.rms_norm_eps
         norm = RmsNorm.take(source, f"{prefix}.attn_norm", c, eps)
@@ -37,7 +39,7 @@ class Block:
         norm = RmsNorm.take(source, f"{prefix}.ffn_norm", c, eps)
         self._experts_connection = HyperConnection(config, source, f"{prefix}.hc_ffn", norm)
         experts = HashedExperts if hashed else ScoredExperts
-        self._mixture = experts(config, source, operations, f"{prefix}.ffn")
+        self._mixture = experts(config, source, operations, f"{prefix}.ffn", share)
 
     def __call__(self, step: V4Step, x_TNC: Tensor) -> Tensor:
         """The streams [T, N, C] behind the layer."""

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from engine import numerics
+from engine.checkpoint.parts import WHOLE, Part
 from engine.model.deepseek.cache import SequenceCache
 from engine.model.deepseek.hyper_connections import Stream
+from engine.model.deepseek.moe import Exchange, share_of
 from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.rope import RotaryTables
 from engine.model.deepseek.rows import SequenceRows
@@ -26,6 +28,7 @@ from engine.model.stages import StageClock
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
 from kernels.operations import Operations
+from protocol.errors import InvalidInput
 
 
 class DeepseekV4Model(TextModel):
@@ -34,9 +37,23 @@ class DeepseekV4Model(TextModel):
     Tensors of draft blocks stay in the source (`mtp.DraftBlock` takes them); its owner ends the taking.
     """
 
-    def __init__(self, config: DeepseekV4Config, source: TensorSource, operations: Operations) -> None:
-        """Raises BrokenModelFile: a tensor missing or misshapen."""
-        self.config, self.operations = config, operations
+    def __init__(
+        self,
+        config: DeepseekV4Config,
+        source: TensorSource,
+        operations: Operations,
+        *,
+        part: Part = WHOLE,
+        exchange: Exchange | None = None,
+    ) -> None:
+        """Of some experts, `exchange` brings the other ranks' outputs.
+
+        Raises BrokenModelFile: a tensor missing or misshapen; InvalidInput: a part without an exchange, or of
+        an encoder, which V4 does not have.
+        """
+        if part.encoder_only:
+            raise InvalidInput("part.encoder_only: a DeepSeek-V4 has no encoder apart")
+        self.config, self.operations, self.part, self.exchange = config, operations, part, exchange
         v, c = config.vocab_size, config.hidden_size
         self._embedding_VC = source.take("embed.weight", (v, c))
         self._head = Dense.of(source.take("head.weight", (v, c)))
@@ -44,7 +61,14 @@ class DeepseekV4Model(TextModel):
         self._hyper_head = HyperHead(config, source, "")
         self._blocks = [
             Block(
-                config, i, layer, source, operations, prefix=f"layers.{i}", hashed=i < config.num_hash_layers
+                config,
+                i,
+                layer,
+                source,
+                operations,
+                prefix=f"layers.{i}",
+                hashed=i < config.num_hash_layers,
+                share=share_of(part.experts_of(i), exchange),
             )
             for i, layer in enumerate(config.layers)
         ]
@@ -53,6 +77,12 @@ class DeepseekV4Model(TextModel):
     @property
     def shape(self) -> DeepseekV4Config:
         return self.config
+
+    @property
+    def identity(self) -> str:
+        """Shares run operations one by one, which round otherwise than a mixture in one call."""
+        fused = self.operations.fused is not None and self.part.experts is None
+        return "whole mixtures" if fused else "single operations"
 
     def cache_bytes_per_token(self) -> float:
         """Bytes of persistent (global) KV a token: 3514.25 for Flash."""

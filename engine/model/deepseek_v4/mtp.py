@@ -14,6 +14,7 @@ from torch import Tensor
 from engine import numerics
 from engine.checkpoint.v4_shape import V4Layer
 from engine.model.deepseek.cache import SequenceCache
+from engine.model.deepseek.moe import share_of
 from engine.model.deepseek.norm import RmsNorm
 from engine.model.deepseek.rows import SequenceRows
 from engine.model.deepseek_v4.block import Block
@@ -40,7 +41,10 @@ class DraftBlock:
         )
         index = config.num_hidden_layers + number
         layer = V4Layer("window", 0)
-        self._block = Block(config, index, layer, source, model.operations, prefix=prefix, hashed=False)
+        share = share_of(model.part.draft_experts_of(number), model.exchange)
+        self._block = Block(
+            config, index, layer, source, model.operations, prefix=prefix, hashed=False, share=share
+        )
         self._hyper_head = HyperHead(config, source, f"{prefix}.")
         self._norm = RmsNorm.take(source, f"{prefix}.norm", c, eps)
 

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from engine.errors import BrokenModelFile
-from engine.model.deepseek.moe import Experts, MixtureOfExperts, Routes, expert_scores, expert_weights
+from engine.model.deepseek.moe import (
+    Experts,
+    MixtureOfExperts,
+    Routes,
+    Share,
+    expert_scores,
+    expert_weights,
+)
 from engine.model.deepseek_v4.config import DeepseekV4Config
 from engine.model.tensor_source import TensorSource
 from engine.numerics import Dense
@@ -18,12 +25,18 @@ class ScoredExperts:
     """V4.1's, without a bias for images."""
 
     def __init__(
-        self, config: DeepseekV4Config, source: TensorSource, operations: Operations, prefix: str
+        self,
+        config: DeepseekV4Config,
+        source: TensorSource,
+        operations: Operations,
+        prefix: str,
+        share: Share | None = None,
     ) -> None:
         experts, k = config.n_routed_experts, config.num_experts_per_tok
         self._experts = MixtureOfExperts(
-            config, source, operations, prefix, experts=experts, experts_per_row=k, sees_images=False
-        )
+            config, source, operations, prefix, experts=experts, experts_per_row=k, sees_images=False,
+            share=share,
+        )  # fmt: skip
 
     def __call__(self, operations: Operations, x_TC: Tensor, ids_T: Tensor) -> Tensor:
         """[T, C], whatever the ids."""
@@ -59,13 +72,18 @@ def _checked(experts_VK: Tensor, num_experts: int) -> Tensor:
 
 
 class HashedExperts:
-    """A hash router and its experts."""
+    """A hash router and its experts: all of them, or a rank's share."""
 
     def __init__(
-        self, config: DeepseekV4Config, source: TensorSource, operations: Operations, prefix: str
+        self,
+        config: DeepseekV4Config,
+        source: TensorSource,
+        operations: Operations,
+        prefix: str,
+        share: Share | None = None,
     ) -> None:
         self._router = HashRouter(config, source, f"{prefix}.gate")
-        self._experts = Experts(config, source, operations, prefix, config.n_routed_experts)
+        self._experts = Experts(config, source, operations, prefix, config.n_routed_experts, share=share)
         no_bias_E = torch.zeros(config.n_routed_experts)
         k = config.num_experts_per_tok
         self._fused = self._experts.fused(self._router.gate, no_bias_E, no_bias_E, k)
