@@ -22,6 +22,7 @@ from engine.results import StepResult
 HOST = {"host_bytes": 1 << 30}
 _NO_WINDOWS = {"window_bytes": 0}  # chunks end where windows are kept
 _BEFORE = 5  # tokens that a request has given out when it is disturbed
+_AT_ONCE = 8  # prompts of three outputs
 _MOST_ONE_BY_ONE = 256  # tokens of a prompt that goes in chunks of 1 and 7
 
 Run = Callable[[Subject], Found]
@@ -215,11 +216,14 @@ def is_disturbed(answers: Answers, case: Case) -> bool:
 
 
 def choices(subject: Subject) -> Found:
-    """Three outputs of one prompt, greedy, and so equal."""
-    engine = subject.engine(max_sequences=24)
-    for case in subject.cases:
-        engine.add(Request(case.name, case.prompt_ids, GREEDY, choices=3, cache_salt=case.name))
-    answers = collect([engine])
+    """Three outputs of one prompt, greedy, and so equal. As many prompts at once as leave room for theirs: an
+    output that has to wait for its place copies nothing."""
+    engine = subject.engine(max_sequences=3 * _AT_ONCE, kv_cache_bytes=subject.room_for_all())
+    answers: Answers = {}
+    for start in range(0, len(subject.cases), _AT_ONCE):
+        for case in subject.cases[start : start + _AT_ONCE]:
+            engine.add(Request(case.name, case.prompt_ids, GREEDY, choices=3, cache_salt=case.name))
+        answers |= collect([engine])
     counts = engine.statistics().scheduler
     assert len(answers) == 3 * len(subject.cases), "an output is missing"
     return Found(answers, Proof({
