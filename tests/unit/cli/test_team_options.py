@@ -23,7 +23,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(command, "run_live", run_live)
     monkeypatch.setattr(command, "require_toolkit", lambda settings: None)
-    monkeypatch.setattr(command, "Workbench", SimpleNamespace(open=lambda settings: None))
+    monkeypatch.setattr(command, "Workbench", SimpleNamespace(open=lambda settings, env: None))
     return seen
 
 
