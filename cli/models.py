@@ -44,6 +44,8 @@ def info(
         print_json(_as_json(model, found))
     else:
         output.print(Group(_sizes(found), "", _layers(found)))
+        for note in found.notes:
+            output.print(f"note: {note}", markup=False)
 
 
 @app.command("convert")
@@ -68,6 +70,7 @@ def convert_folder(
     Example: dockyard model convert ./nano-float32 ./nano --experts fp4 --dense fp8
     """
     from engine.checkpoint.conversion import convert
+    from engine.checkpoint.description import describe
 
     columns = (TextColumn("{task.percentage:3.0f}% {task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=progress, transient=True) as bar:
@@ -78,6 +81,8 @@ def convert_folder(
                 task, completed=at.num_done, total=at.num_weights, description=at.name
             ),
         )  # fmt: skip
+    for note in describe(str(target)).notes:
+        progress.print(f"note: {note}", markup=False)
     if as_json:
         formats = {key: value for key, value in asdict(done.formats).items() if key != "block"}
         print_json({"target": str(target), "tensors": done.num_tensors, "bytes": done.num_bytes, **formats})
@@ -100,6 +105,7 @@ def _as_json(name: str, found: "ModelInfo") -> dict[str, Any]:
         "profiles": _PROFILES,
         "layers": [asdict(layer) for layer in found.layers],
         "files": found.num_files,
+        "notes": found.notes,
     }
 
 

@@ -53,12 +53,23 @@ def v41_layout(config: DeepseekConfig) -> CacheLayout:
     )
 
 
-def v4_layout(shape: V4Shape) -> CacheLayout:
-    """Flash: 3514.25 bytes a token: records of 584 bytes, of the window too, and FP4 index keys."""
+def fills_groups(shape: V4Shape) -> bool:
+    """Whether the released records take a V4's widths."""
+    plain = shape.head_dim - shape.qk_rope_head_dim
+    return plain % _V4_GROUP == 0 and shape.index_head_dim % INDEX_GROUP == 0
+
+
+def v4_layout(shape: V4Shape, *, released: bool = True) -> CacheLayout:
+    """Flash: 3514.25 bytes a token: records of 584 bytes, of the window too, and FP4 index keys.
+
+    Otherwise than `released` all are in float32.
+    """
     plain = shape.head_dim - shape.qk_rope_head_dim
     record = plain + shape.qk_rope_head_dim * _BFLOAT16 + -(-plain // _V4_GROUP)
     record += -record % _V4_ALIGNMENT
     index = _packed(shape.index_head_dim, INDEX_GROUP)
+    if not released:
+        record, index = shape.head_dim * _FLOAT32, shape.index_head_dim * _FLOAT32
     kept = [layer for layer in shape.layers if layer.ratio]
     rows = shape.sliding_window * record
     return CacheLayout(

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from engine.checkpoint.contents import Location, in_shard_order, locate
 from engine.checkpoint.entries import GROUP, Entry, Format, Formats
-from engine.checkpoint.family import Family, read_family, with_formats
-from engine.checkpoint.folder import open_folder
+from engine.checkpoint.family import Family, with_formats
 from engine.checkpoint.folder_writer import FolderWriter
 from engine.checkpoint.formats import StoredWeight, as_e8m0, dequantise, quantise, raw_bytes
+from engine.checkpoint.opening import open_model
 from engine.checkpoint.source import CheckpointSource
 from protocol.errors import InvalidInput
 
@@ -58,8 +58,7 @@ def convert(
     disk; then no target is there.
     """
     writer = FolderWriter(target, shard_bytes)  # refuses a target before anything is read
-    folder = open_folder(source)
-    family = read_family(folder.config)
+    folder, family = open_model(source)
     formats = Formats(dense, experts, "f32" if dense == "f32" else "bf16", family.released_block)
     _check(family, formats)
     locations = locate(folder, family, lambda _: True)

@@ -6,17 +6,18 @@ Source: fact sheet, sections 1 to 3 and 11.2; figures of the releases are in its
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from engine.cache.layout import CacheLayout, llama_bytes_per_token, v4_layout, v41_layout
+from engine.cache.layout import CacheLayout, fills_groups, llama_bytes_per_token, v4_layout, v41_layout
 from engine.checkpoint.contents import locate
 from engine.checkpoint.entries import Entry
 from engine.checkpoint.family import Family, read_family
-from engine.checkpoint.folder import CONFIG, INDEX, WEIGHTS, open_folder, read_config
+from engine.checkpoint.folder import CONFIG, INDEX, WEIGHTS, read_config
+from engine.checkpoint.opening import NO_DRAFTS, open_model
 from engine.checkpoint.parts import WHOLE, Part
 from engine.errors import UnknownModel
 from engine.gguf_file import open_gguf
@@ -72,6 +73,7 @@ class ModelInfo:
     max_positions: int
     layers: tuple[LayerInfo, ...]
     num_files: int
+    notes: tuple[str, ...] = ()  # what loading makes of it that its config does not say
 
 
 def describe(name_or_path: str) -> ModelInfo:
@@ -80,11 +82,11 @@ def describe(name_or_path: str) -> ModelInfo:
     Raises UnknownModel, and BrokenModelFile for a file that is wrong.
     """
     if name_or_path in CONFIGS:
-        return _describe_family(read_family(_built_in_config(name_or_path)), num_files=0)
+        raw = _built_in_config(name_or_path)
+        return _describe_family(read_family(raw), raw, num_files=0)
     path = model_path(name_or_path) if name_or_path in BUILT_IN else Path(name_or_path)
     if (path / CONFIG).is_file():
-        family = read_family(read_config(path))
-        return _describe_family(family, _count_checked_files(path, family))
+        return _describe_folder(path)
     if path.is_file():
         return _describe_llama(path)
     raise UnknownModel(
@@ -103,15 +105,22 @@ def _built_in_config(name: str) -> Mapping[str, Any]:
     return json.loads(file.read_text("utf-8"))
 
 
-def _count_checked_files(path: Path, family: Family) -> int:
+def _describe_folder(path: Path) -> ModelInfo:
+    raw = read_config(path)
+    family = read_family(raw)
     if not any((path / name).exists() for name in (WEIGHTS, INDEX)):
-        return 0
-    folder = open_folder(path)
-    locate(folder, family, lambda _: True)
-    return len(set(folder.shards.values()))
+        return _describe_family(family, raw, num_files=0)
+    folder, held = open_model(path)
+    locate(folder, held, lambda _: True)
+    found = _describe_family(held, raw, len(set(folder.shards.values())))
+    if held == family:
+        return found
+    return replace(found, notes=(*found.notes, NO_DRAFTS))
 
 
-def _describe_family(family: Family, num_files: int) -> ModelInfo:
+def _describe_family(family: Family, raw: Mapping[str, Any], num_files: int) -> ModelInfo:
+    """Caches as loading takes them without a word on it, or where it refuses that, as it asks for."""
+    notes: tuple[str, ...] = ()
     config = family.config
     if isinstance(config, DeepseekConfig):
         caches = v41_layout(config)
@@ -119,7 +128,14 @@ def _describe_family(family: Family, num_files: int) -> ModelInfo:
             LayerInfo(r.layer, r.role, r.ratio, r.kv_source, r.index_source) for r in layer_roles(config)
         )
     else:
-        caches = v4_layout(config)
+        wants_released = "quantization_config" in raw
+        released = wants_released and fills_groups(config)
+        if wants_released and not released:
+            notes = (
+                "widths fill no group of the released caches: loads with caches='float32' alone "
+                "(serve: workers.caches)",
+            )
+        caches = v4_layout(config, released=released)
         layers = tuple(
             LayerInfo(
                 i,
@@ -139,6 +155,7 @@ def _describe_family(family: Family, num_files: int) -> ModelInfo:
         max_positions=config.max_position_embeddings,
         layers=layers,
         num_files=num_files,
+        notes=notes,
     )
 
 

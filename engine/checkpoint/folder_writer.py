@@ -93,6 +93,7 @@ class FolderWriter:
         path = self._folder / f"part-{len(self._shards)}"
         with _disk_faults(self._target):
             save_file(self._waiting, path, metadata={"format": "pt"})
+            path.chmod(0o666 & ~_umask())  # the library writes for its user alone
         self._shards.append(list(self._waiting))
         self._waiting.clear()
         self._waiting_bytes = 0

@@ -8,6 +8,7 @@ Shapes: M rows asked for, E channels of a table's row.
 
 import ctypes
 import mmap
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,10 @@ from torch import Tensor
 
 from engine.checkpoint.contents import Location, locate
 from engine.checkpoint.entries import GROUP
-from engine.checkpoint.family import Family, read_family
-from engine.checkpoint.folder import CheckpointFolder, open_folder
+from engine.checkpoint.family import Family
+from engine.checkpoint.folder import CheckpointFolder, read_config
 from engine.checkpoint.formats import StoredWeight, dequantise
+from engine.checkpoint.opening import NO_DRAFTS, open_model
 from engine.checkpoint.parts import WHOLE, Part
 from engine.errors import BrokenModelFile
 from engine.model.tensor_source import RowsInMemory, RowTable, check_nothing_left, check_shape
@@ -35,8 +37,9 @@ def open_checkpoint(path: Path, part: Part = WHOLE) -> "CheckpointSource":
 
     Shards of which a part needs nothing may be missing. Reads headers alone. Raises BrokenModelFile.
     """
-    folder = open_folder(path, partial=part != WHOLE)
-    family = read_family(folder.config)
+    folder, family = open_model(path, partial=part != WHOLE)
+    if folder.config != read_config(path):
+        warnings.warn(f"{path}: {NO_DRAFTS}", stacklevel=2)  # once, as warnings are shown
     return CheckpointSource(folder, family, locate(folder, family, lambda n: part.holds(n, family.cut)))
 
 

@@ -58,10 +58,11 @@ def _quantisation(c: DeepseekV4Config) -> Iterator[Fault]:
         yield (
             "head_dim",
             f"qk_rope_head_dim, which is {c.qk_rope_head_dim}, and a multiple of {FP8_GROUP} beside it, "
-            "the group of the FP8 record, or caches unquantised",
+            "the group of the FP8 record, or caches='float32' (serve: workers.caches)",
         )
     if on.index == "mxfp4" and c.index_head_dim % INDEX_GROUP:
         yield (
             "index_head_dim",
-            f"a multiple of {INDEX_GROUP}, the group of the MXFP4 index cache, or another format of it",
+            f"a multiple of {INDEX_GROUP}, the group of the MXFP4 index cache, or caches='float32' "
+            "(serve: workers.caches)",
         )
