@@ -1,12 +1,12 @@
 """Ship a trained nano: its folder of weights, and a card that says what they are worth.
 
-`python -m engine.training.card --work DIR [--out FOLDER] [--before-windows all] [--windows 64] [--quick]
-[--processes 2]`. Measures what the training's folder has not on record yet: what FP4 costs the weights from
-before the last part (`effects_before_last_part.json`), the effects on the trained float32 weights
-(`effects.json`), and the released weights themselves (`quality.json`). Then FOLDER, by default the one that
-the package ships, becomes `released/` with card.json and README.md. On two quiet cores that takes some 25
-minutes; `--quick` looks at fewer windows. What is on record
-of the same weights, text and extent is used again.
+`python -m engine.training.card --work DIR [--out FOLDER] [--replace] [--before-windows all] [--windows 64]
+[--quick] [--processes 2]`. Measures what the training's folder has not on record yet: what FP4 costs the
+weights from before the last part (`effects_before_last_part.json`), the effects on the trained float32
+weights (`effects.json`), and the released weights themselves (`quality.json`). Then FOLDER, by default the
+one that the package ships, becomes `released/` with card.json and README.md; one that exists is left alone
+without `--replace`. On two quiet cores that takes some 25 minutes; `--quick` looks at fewer windows. What is
+on record of the same weights, text and extent is used again.
 """
 
 import argparse
@@ -32,10 +32,10 @@ from engine.training.checkpoint_effects import (
 )
 from engine.training.corpus import Corpus, standard_library
 from engine.training.draft_trainer import CHECKPOINT, DraftPlan
-from engine.training.effects import count_of
 from engine.training.gate import gate
 from engine.training.loss_curve import loss_curve
 from engine.training.model_card import Card, TextFacts, check_bits_per_byte, fp4_of, write_card
+from engine.training.options import at_least, count_of
 from engine.training.quality import FULL, QUICK, Quality, Size, measure_quality
 from engine.training.quality_parts import EFFECTS
 from engine.training.saved import progress_of
@@ -154,14 +154,18 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--work", type=Path, required=True, help="the training's folder")
-    parser.add_argument("--out", type=Path, default=NANO, help="the folder to make; it is replaced")
+    parser.add_argument("--out", type=Path, default=NANO, help="the folder to make")
+    parser.add_argument("--replace", action="store_true", help="the folder, where it exists, as a whole")
     parser.add_argument("--before-windows", type=count_of, default=None, help="a number, or all")
     parser.add_argument("--windows", type=count_of, default=64, help="for the trained float32 weights")
     parser.add_argument("--quick", action="store_true", help="the released weights on fewer windows")
-    parser.add_argument("--processes", type=int, default=2, help="of one thread each")
+    parser.add_argument("--processes", type=at_least(1), default=2, help="of one thread each")
     options = parser.parse_args(arguments)
     if not (options.work / RELEASED).is_dir():
         _say(f"{options.work}: no {RELEASED}/; train to the end first: python -m engine.training.nano")
+        return 2
+    if options.out.exists() and not options.replace:
+        _say(f"{options.out} exists; name another folder by --out, or have it replaced by --replace")
         return 2
     torch.set_num_threads(1)
     size = CardSize(options.before_windows, options.windows, QUICK if options.quick else FULL)

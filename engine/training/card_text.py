@@ -19,10 +19,11 @@ def _head(card: Card) -> Iterable[str]:
     yield "# nano"
     yield ""
     yield (
-        "A DeepSeek-V4.1 of twelve layers and about 6.5 million active parameters, with every mechanism of "
-        "the release, in the release's own form: experts in FP4, dense weights and Engram tables in FP8. It "
-        "continues Python source, a little. It is here so that what a mechanism, a rounding or a replay "
-        "costs can be measured with real weights; it is no assistant."
+        "A DeepSeek-V4.1 of twelve layers and 3.5 million active parameters at prefill and 7.4 million at "
+        "decode (`dockyard model info nano`), with every mechanism of the release, in the release's own "
+        "form: experts in FP4, dense weights and Engram tables in FP8. It continues Python source, a little. "
+        "It is here so that what a mechanism, a rounding or a replay costs can be measured with real "
+        "weights; it is no assistant."
     )
     yield ""
     yield (

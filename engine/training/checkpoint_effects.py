@@ -135,6 +135,8 @@ def _measured(checkpoint: Checkpoint, extent: Extent, windows: tuple[Window, ...
 
 @functools.cache
 def _opened(checkpoint: Checkpoint) -> Opened | None:
+    if not (checkpoint.place / CHECKPOINT).exists():
+        return None  # before a folder is made that somebody has mistyped
     place = open_workplace(checkpoint.folder)
     task = place.task(PLAN)
     found = weights_of(checkpoint.place / CHECKPOINT)

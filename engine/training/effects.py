@@ -17,12 +17,8 @@ import msgspec
 
 from engine.training.checkpoint_effects import NAMES, Checkpoint, Extent, keep_table, measure_checkpoint
 from engine.training.nano import BEFORE_LAST_PART
+from engine.training.options import at_least, count_of
 from engine.training.paired import Effect
-
-
-def count_of(text: str) -> int | None:
-    """A number of windows, or `all`."""
-    return None if text == "all" else int(text)
 
 
 def line(e: Effect) -> str:
@@ -45,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--variants", nargs="+", choices=NAMES, default=NAMES, help="these alone")
     parser.add_argument("--recall", action="store_true", help="the indexer's, beside them")
-    parser.add_argument("--processes", type=int, default=2, help="of one thread each")
+    parser.add_argument("--processes", type=at_least(1), default=2, help="of one thread each")
     parser.add_argument("--save", action="store_true", help="keep the table in the folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     options = parser.parse_args(arguments)

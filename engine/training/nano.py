@@ -5,7 +5,7 @@
 `training.safetensors` (the checkpoint, every ten minutes and at the end) and `log.jsonl`. Ctrl-C, SIGTERM or
 the end of the minutes leave a checkpoint that the same command goes on from; the weights come out the same as
 without the stop. When all tokens are seen, the drafts are trained beside the frozen backbone, and `released/`
-is the checkpoint in the release's own form.
+is the checkpoint in the release's own form. A stop is obeyed behind the step that is under way.
 """
 
 import argparse
@@ -27,14 +27,15 @@ from engine.training.draft import DraftLoss
 from engine.training.draft_trainer import CHECKPOINT as DRAFTS
 from engine.training.draft_trainer import DraftPlan, DraftProgress, DraftTrainer
 from engine.training.fast import use_fast
-from engine.training.judging import judge, windows_of
+from engine.training.judging import AT_ONCE, Judgement, Window, in_groups, judge, windows_of
 from engine.training.losses import Loss
 from engine.training.network import Mode
+from engine.training.options import at_least, duration
 from engine.training.parameters import initial_parameters
 from engine.training.ranks import Ranks, join, leave
 from engine.training.release import write_release
 from engine.training.saved import check_plan
-from engine.training.trainer import CHECKPOINT, Plan, Progress, Trainer, begun, check_room
+from engine.training.trainer import CHECKPOINT, Plan, Progress, Task, Trainer, begun, check_room
 from engine.training.workplace import Workplace, open_workplace
 from protocol.errors import InvalidInput
 
@@ -48,10 +49,12 @@ def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     if options.rank is not None:
         return _rank(options)
-    place = open_workplace(options.work)
-    counts = ", ".join(f"{name} {place.about[name]['tokens']:,} tokens" for name in ("training", "held_out"))
-    print(f"{place.folder}: {counts}", flush=True)
     try:
+        place = open_workplace(options.work)
+        counts = ", ".join(
+            f"{name} {place.about[name]['tokens']:,} tokens" for name in ("training", "held_out")
+        )
+        print(f"{place.folder}: {counts}", flush=True)
         _check(place, options)
     except InvalidInput as error:
         print(error, file=sys.stderr)
@@ -83,7 +86,13 @@ def _plans(options: argparse.Namespace) -> tuple[Plan, DraftPlan]:
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
     """Ends all when one fails; passes a request to stop on, which they answer with a checkpoint."""
 
+    asked = False
+
     def stop(number: int, _: object) -> None:
+        nonlocal asked
+        if not asked:
+            print("stopping behind this step", flush=True)
+        asked = True
         for rank in ranks:
             rank.send_signal(signal.SIGTERM)
 
@@ -102,14 +111,15 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
 
 def _rank(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
-    if not options.plain:
-        use_fast()
+    fast = not options.plain and use_fast()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent passes it on
     ranks = join(options.rank, options.ranks, options.address)
     watch = Watch(options.work, ranks, options.minutes)
     try:
         place = open_workplace(options.work)
         plan, draft_plan = _plans(options)
+        if fast:
+            watch.say("compiling before the first steps: a few minutes")
         trainer = _train(place, plan, watch)
         if trainer.progress.seen >= plan.tokens:
             drafts = _train_drafts(place, trainer, draft_plan, watch)
@@ -135,17 +145,35 @@ def _train(place: Workplace, plan: Plan, watch: "Watch") -> Trainer:
         watch.save(lambda: trainer.save(place.folder))
         if plan.is_last_part(progress.seen) and watch.ranks.rank == 0:
             keep_before_last_part(trainer, place.folder)
-        watch.judge(lambda: {"seen": progress.seen, "held_out_bits_per_byte": held_out()})
+        watch.judge(held_out)
 
-    def held_out() -> float:
+    def held_out() -> Mapping[str, float]:
         late = plan.is_last_part(trainer.progress.seen)
         mode = Mode(task.rounding, sparse=True) if late else Mode()
-        return judge(task.network, trainer.parameters, task.batches, windows, mode).bits_per_byte
+        found = _judged(task, trainer, windows, mode, watch.is_over)
+        if found is None:
+            return {}
+        return {"seen": trainer.progress.seen, "held_out_bits_per_byte": found.bits_per_byte}
 
     if trainer.progress.seen < plan.tokens:
         trainer.run(place.tokens, watch.is_over, log)
         watch.save(lambda: trainer.save(place.folder), now=True)
     return trainer
+
+
+def _judged(
+    task: Task, trainer: Trainer, windows: Sequence[Window], mode: Mode, until: Callable[[], bool]
+) -> Judgement | None:
+    """None where `until` says stop on the way: all the windows take minutes."""
+    parts: list[Judgement] = []
+    for group in in_groups(windows, AT_ONCE):
+        if until():
+            return None
+        parts.append(judge(task.network, trainer.parameters, task.batches, group, mode))
+    return Judgement(
+        tuple(nats for part in parts for nats in part.nats),
+        tuple(count for part in parts for count in part.num_bytes),
+    )
 
 
 def keep_before_last_part(trainer: Trainer, folder: Path) -> None:
@@ -202,8 +230,9 @@ class Watch:
             self._write(said)
 
     def judge(self, judge: Callable[[], Mapping[str, float]]) -> None:
-        if self._is_due("judge", _JUDGE_S):
-            self._write(judge())
+        """Not where a stop was asked for, which waits for nothing but its checkpoint."""
+        if not self.is_over() and self._is_due("judge", _JUDGE_S) and (said := judge()):
+            self._write(said)
 
     def save(self, save: Callable[[], None], now: bool = False) -> None:
         if self._is_due("save", _SAVE_S) or (now and self.ranks.rank == 0):
@@ -233,14 +262,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--work", type=Path, required=True, help="the training's folder")
-    parser.add_argument("--minutes", type=float, default=110.0, help="stop after so many, with a checkpoint")
+    parser.add_argument("--minutes", type=duration, default=110.0, help="then stop, with a checkpoint")
     parser.add_argument(
-        "--tokens", type=int, default=6_000_000, help="in all; the same in every continuation"
+        "--tokens", type=at_least(1), default=6_000_000, help="in all; the same in every continuation"
     )
-    parser.add_argument("--batch-tokens", type=int, default=4_096, help="of one process and step")
-    parser.add_argument("--draft-steps", type=int, default=DraftPlan().steps, help="behind the backbone's")
+    parser.add_argument("--batch-tokens", type=at_least(1), default=4_096, help="of one process and step")
+    parser.add_argument(
+        "--draft-steps", type=at_least(1), default=DraftPlan().steps, help="behind the backbone's"
+    )
     parser.add_argument("--plain", action="store_true", help="no compiled loops, no products of bfloat16")
-    parser.add_argument("--ranks", type=int, default=2, help="processes of one thread each")
+    parser.add_argument("--ranks", type=at_least(1), default=2, help="processes of one thread each")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--address", default="", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

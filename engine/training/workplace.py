@@ -20,6 +20,7 @@ from engine.training.rounding import released_rounding
 from engine.training.shape import nano_config
 from engine.training.trainer import Plan, Task
 from engine.training.vocabulary import encode_texts, learn_vocabulary
+from protocol.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,18 @@ class Workplace:
 
 
 def open_workplace(folder: Path) -> Workplace:
-    """Makes what is missing: about two minutes of one core the first time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "corpus.json").exists():
-        _make(folder, standard_library())
+    """Makes what is missing: about two minutes of one core the first time.
+
+    Raises InvalidInput where the folder cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "corpus.json").exists():
+            _make(folder, standard_library())
+    except OSError as error:
+        raise InvalidInput(
+            f"work folder {folder}: {error.strerror or error}", hint="name a folder that can be written"
+        ) from error
     about = json.loads((folder / "corpus.json").read_text())
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     files: list[list[int]] = json.loads((folder / "held_out.json").read_text())

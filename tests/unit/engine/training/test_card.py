@@ -115,6 +115,15 @@ def test_a_training_that_has_not_ended_is_refused(tmp_path: Path, capsys: pytest
     assert "train to the end first" in capsys.readouterr().err
 
 
+def test_a_folder_that_is_there_is_left_alone_unless_asked(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """By default that is the package's own nano."""
+    assert main(["--work", str(work)]) == 2
+    assert main(["--work", str(work), "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("--replace") == 2
+
+
 def test_a_gate_without_its_first_measurement_is_not_met(card: Card):
     lines = {line.name: line.met for line in gate(card.quality, None)}
     assert not lines["FP4 main KV, divergence in nat"]

@@ -14,7 +14,9 @@ from tiny_place import fresh_place, tiny_corpus
 
 from engine.model.registry import load_model
 from engine.training.draft_trainer import CHECKPOINT as DRAFTS
-from engine.training.nano import BEFORE_LAST_PART, main
+from engine.training.effects import main as effects
+from engine.training.nano import BEFORE_LAST_PART, Watch, main
+from engine.training.ranks import Ranks
 from engine.training.saved import progress_of, weights_of
 from engine.training.tensor_file import read_tensors
 from engine.training.trainer import CHECKPOINT
@@ -66,7 +68,9 @@ def test_a_stopped_command_ends_in_the_bits_of_a_straight_one(
     assert status == 0, said
     assert "released" in said
 
-    assert run(stopped, stop_at="seen ")[0] == 0
+    status, said = run(stopped, stop_at="seen ")
+    assert status == 0, said
+    assert said.count("stopping behind this step") == 1
     progress = progress_of(stopped / CHECKPOINT)
     assert progress is not None
     assert 0 < progress["steps"] < STEPS
@@ -105,3 +109,48 @@ def test_a_stopped_command_ends_in_the_bits_of_a_straight_one(
         assert main([*command(straight, **{name: now})[3:]]) == 2
         field = "steps" if name == "draft-steps" else name
         assert f"begun with {field} {before}, not {now}" in capsys.readouterr().err
+
+
+def test_whoever_asks_for_a_stop_waits_for_no_judgement(tmp_path: Path):
+    kept = signal.getsignal(signal.SIGTERM)
+    try:
+        watch = Watch(tmp_path, Ranks(), minutes=60.0)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, kept)
+    assert watch.is_over()
+    watch.judge(lambda: pytest.fail("judged"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--tokens", "0"),
+        ("--tokens", "-5"),
+        ("--batch-tokens", "0"),
+        ("--draft-steps", "x"),
+        ("--ranks", "0"),
+        ("--minutes", "nan"),
+        ("--minutes", "-1"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_by_its_name(
+    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--work", str(tmp_path / "new"), f"{option}={value}"])
+    assert f"argument {option}: {value!r}, expected" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert main(["--work", str(place)]) == 2
+        assert f"work folder {place}: " in capsys.readouterr().err
+
+
+def test_effects_make_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert effects(["--work", str(tmp_path / "new")]) == 2
+    assert "no checkpoint; train first" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
