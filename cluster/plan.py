@@ -54,7 +54,8 @@ def plan_workers(config: DockyardConfig, path: Path, topology: Topology) -> Plan
     roles: tuple[Role, ...] = ("prefill", "decode") if config.workers.disaggregated else ("both",)
     cores = sum(len(domain.cores) for _, domain, _ in topology.domains())
     window_bytes = _window_bytes(config, path, topology, len(roles))
-    block_tokens = block_size(config.workers.block_tokens, _entry_ratios(path))
+    fitting = {"block_tokens": block_size(config.workers.block_tokens, _entry_ratios(path))}
+    config = config.model_copy(update={"workers": config.workers.model_copy(update=fitting)})
     kept = config.workers.kv_cache_bytes + config.workers.tiers.host_bytes + window_bytes
     memory = _model_bytes(path) + kept + _PROCESS_BYTES
     # A request is in one stage at a time, so on a small machine each worker gets all cores, shared.
@@ -66,8 +67,7 @@ def plan_workers(config: DockyardConfig, path: Path, topology: Topology) -> Plan
     ]
     placement = place_workers(topology, demands, reserve_bytes=_RESERVE_BYTES + config.ray.object_store_bytes)
     workers = tuple(
-        _worker(config, role, placement, window_bytes, block_tokens, number)
-        for number, role in enumerate(roles)
+        _worker(config, role, placement, window_bytes, number) for number, role in enumerate(roles)
     )
     return Plan(workers, tuple(placement.describe().splitlines()))
 
@@ -106,7 +106,6 @@ def _worker(
     role: Role,
     placement: WorkerPlacement,
     window_bytes: int,
-    block_tokens: int,
     number: int,
 ) -> WorkerPlan:
     workers, events = config.workers, config.workers.kv_events
@@ -121,7 +120,7 @@ def _worker(
         kv_cache_bytes=workers.kv_cache_bytes,
         max_sequences=workers.max_sequences,
         token_budget=workers.token_budget,
-        block_tokens=block_tokens,
+        block_tokens=workers.block_tokens,
         caches=workers.caches,
         preemption=workers.preemption,
         tiers=workers.tiers.model_copy(update={"window_bytes": window_bytes}),

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import UnknownModel
 from engine.model.base import Model
 from engine.model.deepseek import sequence_state
 from engine.model.deepseek.cache import SequenceCache, SourceEntries
@@ -22,6 +21,7 @@ from engine.model.deepseek.rows import Rows, SequenceRows
 from engine.model.deepseek.sequence_state import StateSpan
 from engine.model.deepseek.serving import DeepseekServed
 from engine.stage_plan import FirstToken, time_first_token
+from protocol.errors import InvalidInput
 
 _LEFTOVER = 0x35  # bytes of an earlier prompt, as it were: a number in every format
 _WINDOWS = 4  # how long the prompt is: most of it lies outside the decoder's window
@@ -54,12 +54,12 @@ class SelfCheck:
 
 
 def check_model(model: Model) -> SelfCheck:
-    """Run all checks; blocks for some ten prompts of four windows. Raises UnknownModel: nothing to cut."""
+    """Run all checks; blocks for some ten prompts of four windows. Raises InvalidInput: nothing to cut."""
     if not isinstance(model, DeepseekServed) or not isinstance(model.text, DeepseekModel):
-        raise UnknownModel("this model has no encoder apart", hint="a deepseek_v41 folder has, as 'nano'")
+        raise InvalidInput("this model has no encoder apart", hint="a deepseek_v41 folder has, as 'nano'")
     config = model.text.config
     if not config.kv_source_layer_ids:
-        raise UnknownModel(f"{model.path}: without kv_source_layer_ids there is no bridge")
+        raise InvalidInput(f"{model.path}: without kv_source_layer_ids there is no bridge")
     ids = _prompt(config.vocab_size, _WINDOWS * config.sliding_window + 5, config.image_token_id)
     subject = _Subject(model.text, ids)
     findings = (

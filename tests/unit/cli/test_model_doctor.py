@@ -39,4 +39,4 @@ def test_a_broken_bridge_ends_in_1(
 
 def test_a_model_that_has_no_bridge_is_refused(capsys: pytest.CaptureFixture[str], cpu_library: Path) -> None:
     assert run(["doctor", "model", "smollm2", "--json"]) == 2
-    assert json.loads(capsys.readouterr().out)["error"]["type"] == "UnknownModel"
+    assert json.loads(capsys.readouterr().out)["error"]["type"] == "InvalidInput"

@@ -12,7 +12,6 @@ from torch import Tensor
 from engine import load_model
 from engine.checkpoint.family import read_family
 from engine.checkpoint.folder import read_config
-from engine.errors import UnknownModel
 from engine.model.deepseek import sequence_state
 from engine.model.deepseek.attention import LayerKeys
 from engine.model.deepseek.block import Block
@@ -22,6 +21,7 @@ from engine.model.deepseek.indexer import Indexer
 from engine.model.deepseek.step import Step
 from engine.self_check import SelfCheck, check_model
 from engine.stage_plan import compare, planned_shares
+from protocol.errors import InvalidInput
 
 GOLDEN = Path(__file__).parents[2] / "data" / "v41_golden"
 Failed = dict[str, tuple[int, ...]]
@@ -150,7 +150,7 @@ def test_a_decoder_that_does_not_read_the_bridge(monkeypatch: pytest.MonkeyPatch
 
 def test_a_model_without_a_bridge_is_refused(cpu_library: Path) -> None:
     model = load_model("smollm2", threads=1)
-    with pytest.raises(UnknownModel, match="no encoder"):
+    with pytest.raises(InvalidInput, match="no encoder"):
         check_model(model)
     model.close()
 
