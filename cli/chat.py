@@ -21,9 +21,12 @@ def chat(
     temperature: Annotated[
         float, typer.Option(min=0.0, max=2.0, help="0 takes the most likely token.")
     ] = 0.0,
+    effort: Annotated[
+        str | None, typer.Option(help="How much to think: low, medium, high, …, or 1 to 100.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Talk to a served model; the reply comes as it is produced.
+    """Talk to a served model; the reply comes as it is produced, and dimmed what the model thinks before it.
 
     Example: dockyard chat "Write a Python function that adds two numbers"
     """
@@ -33,6 +36,8 @@ def chat(
     endpoint = required_url(load_config(model=model), url)
     messages: list[dict[str, str]] = []
     settings: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
+    if effort is not None:
+        settings["reasoning_effort"] = int(effort) if effort.isdecimal() else effort
     with ChatStream(endpoint, settings) as stream:
         for said in [message] if message is not None else _lines():
             messages.append({"role": "user", "content": said})
@@ -42,13 +47,24 @@ def chat(
 
 
 def _reply(stream: "ChatStream", messages: list[dict[str, str]], *, quiet: bool) -> str:
+    """What is said. Thoughts go to stderr, or nowhere when it is `quiet`."""
     parts: list[str] = []
-    for text in stream.reply(messages):
-        parts.append(text)
+    has_thought = False
+    for piece in stream.reply(messages):
+        if piece.is_thought:
+            has_thought = True
+            if not quiet:
+                progress.print(visible(piece.text), end="", markup=False, style="dim")
+            continue
+        if has_thought and not parts and not quiet:
+            progress.print()
+        parts.append(piece.text)
         if not quiet:
-            output.print(visible(text), end="", markup=False)
+            output.print(visible(piece.text), end="", markup=False)
     if not quiet:
         output.print()
+    if has_thought and not parts:
+        progress.print("the model thought to the end; give more --max-tokens, or less --effort")
     return "".join(parts)
 
 

@@ -16,8 +16,16 @@ class ChatFailed(DockyardError):
     """The endpoint answered with an error, or not at all."""
 
 
+class Piece(msgspec.Struct, frozen=True):
+    """Of a reply: what is said, or what the model thinks before it says it."""
+
+    text: str
+    is_thought: bool = False
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
+    reasoning_content: str | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -49,7 +57,7 @@ class ChatStream:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def reply(self, messages: Sequence[dict[str, str]]) -> Iterator[str]:
+    def reply(self, messages: Sequence[dict[str, str]]) -> Iterator[Piece]:
         """Pieces of the reply as they come. Raises ChatFailed."""
         body = msgspec.json.encode({**self._settings, "messages": messages, "stream": True})
         try:
@@ -58,12 +66,12 @@ class ChatStream:
             ) as response:
                 if response.status_code != 200:
                     raise _failed(failure_text(response.status_code, response.read()))
-                yield from _texts(response.iter_lines())
+                yield from _pieces(response.iter_lines())
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _failed(connect_failure(error, self._url)) from error
 
 
-def _texts(lines: Iterator[str]) -> Iterator[str]:
+def _pieces(lines: Iterator[str]) -> Iterator[Piece]:
     for line in lines:
         data = line.removeprefix("data:").strip()
         if not line.startswith("data:"):
@@ -76,7 +84,11 @@ def _texts(lines: Iterator[str]) -> Iterator[str]:
             raise _failed(f"the reply is no chat completion chunk: {error}") from error
         if chunk.error is not None:
             raise _failed(chunk.error.message)
-        yield from (choice.delta.content for choice in chunk.choices if choice.delta.content)
+        for delta in (choice.delta for choice in chunk.choices):
+            if delta.reasoning_content:
+                yield Piece(delta.reasoning_content, is_thought=True)
+            if delta.content:
+                yield Piece(delta.content)
     raise _failed("the reply ended before its end")
 
 

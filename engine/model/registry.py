@@ -141,5 +141,9 @@ def _v41(
 
         if not (path / "tokenizer.json").exists():
             raise BrokenModelFile(f"{path}: no tokenizer.json, whose tokens Engram hashes")
-        compressed = compress_ids(Tokenizer.from_file(str(path / "tokenizer.json")))
+        try:
+            tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        except Exception as error:  # the library raises no other
+            raise BrokenModelFile(f"{path / 'tokenizer.json'}: no tokenizer ({error})") from error
+        compressed = compress_ids(tokenizer)
     return DeepseekModel(config, source, operations, compressed, part=part, exchange=exchange)

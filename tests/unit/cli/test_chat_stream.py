@@ -1,8 +1,12 @@
 """The client's side of a streamed chat completion, whatever the endpoint sends."""
 
+from collections.abc import Iterator
+from typing import cast
+
 import pytest
 
-from cli.chat_stream import ChatFailed, ChatStream, _texts
+from cli.chat import _reply
+from cli.chat_stream import ChatFailed, ChatStream, Piece, _pieces
 
 CHUNK = 'data: {"choices":[{"index":0,"delta":{"content":"%s"}}]}'
 
@@ -10,7 +14,7 @@ CHUNK = 'data: {"choices":[{"index":0,"delta":{"content":"%s"}}]}'
 def test_texts_come_until_the_end_mark() -> None:
     head = 'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}'
     lines = [": a comment", head, "", CHUNK % "a", "", CHUNK % "b", 'data: {"choices":[]}', "data: [DONE]"]
-    assert list(_texts(iter(lines))) == ["a", "b"]
+    assert list(_pieces(iter(lines))) == [Piece("a"), Piece("b")]
 
 
 @pytest.mark.parametrize(
@@ -24,10 +28,29 @@ def test_texts_come_until_the_end_mark() -> None:
     ],
 )
 def test_an_end_that_is_none_is_an_error_after_what_has_come(last: str, says: str) -> None:
-    texts = _texts(iter([CHUNK % "a", last]))
-    assert next(texts) == "a"
+    pieces = _pieces(iter([CHUNK % "a", last]))
+    assert next(pieces) == Piece("a")
     with pytest.raises(ChatFailed, match=says):
-        next(texts)
+        next(pieces)
+
+
+def test_thoughts_are_told_from_what_is_said() -> None:
+    thought = 'data: {"choices":[{"index":0,"delta":{"reasoning_content":"so"}}]}'
+    assert list(_pieces(iter([thought, CHUNK % "a", "data: [DONE]"]))) == [Piece("so", True), Piece("a")]
+
+
+def test_a_reply_of_thoughts_alone_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    class Thinking:
+        def reply(self, messages: object) -> Iterator[Piece]:
+            yield Piece("so, what", is_thought=True)
+
+    assert _reply(cast(ChatStream, Thinking()), [], quiet=False) == ""
+    said = capsys.readouterr()
+    assert said.out == "\n"
+    assert "so, what" in said.err
+    assert "thought to the end" in said.err
+    assert _reply(cast(ChatStream, Thinking()), [], quiet=True) == ""
+    assert "thought to the end" in capsys.readouterr().err
 
 
 def test_nobody_there_is_told_with_the_address() -> None:
