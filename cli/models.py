@@ -10,6 +10,7 @@ from rich.progress import Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from cli.console import JsonFlag, output, print_json, progress
+from protocol.errors import InvalidInput
 
 if TYPE_CHECKING:
     from engine.checkpoint.description import LayerInfo, ModelInfo
@@ -50,7 +51,9 @@ def info(
 
 @app.command("convert")
 def convert_folder(
-    source: Annotated[Path, typer.Argument(help="A folder of safetensors files with its config.json.")],
+    source: Annotated[
+        str, typer.Argument(help="A built-in name, or a folder of safetensors files with its config.json.")
+    ],
     target: Annotated[Path, typer.Argument(help="The folder to write. It must not exist.")],
     experts: Annotated[
         Literal["fp4", "fp8", "bf16", "f32"], typer.Option(help="Format of the routed experts.")
@@ -71,12 +74,16 @@ def convert_folder(
     """
     from engine.checkpoint.conversion import convert
     from engine.checkpoint.description import describe
+    from engine.model_path import model_path
 
+    folder = model_path(source)
+    if not folder.is_dir():
+        raise InvalidInput(f"source: {folder} is no folder", hint="a GGUF file keeps its formats")
     columns = (TextColumn("{task.percentage:3.0f}% {task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=progress, transient=True) as bar:
         task = bar.add_task("reading headers")
         done = convert(
-            source, target, dense=dense, experts=experts, shard_bytes=int(max_shard_gb * 1e9),
+            folder, target, dense=dense, experts=experts, shard_bytes=int(max_shard_gb * 1e9),
             report=lambda at: bar.update(
                 task, completed=at.num_done, total=at.num_weights, description=at.name
             ),

@@ -16,7 +16,7 @@ from engine.cache.layout import CacheLayout, fills_groups, llama_bytes_per_token
 from engine.checkpoint.contents import locate
 from engine.checkpoint.entries import Entry
 from engine.checkpoint.family import Family, read_family
-from engine.checkpoint.folder import CONFIG, INDEX, WEIGHTS, read_config
+from engine.checkpoint.folder import CONFIG, INDEX, read_config
 from engine.checkpoint.opening import NO_DRAFTS, open_model
 from engine.checkpoint.parts import WHOLE, Part
 from engine.errors import UnknownModel
@@ -108,7 +108,7 @@ def _built_in_config(name: str) -> Mapping[str, Any]:
 def _describe_folder(path: Path) -> ModelInfo:
     raw = read_config(path)
     family = read_family(raw)
-    if not any((path / name).exists() for name in (WEIGHTS, INDEX)):
+    if not any(path.glob("*.safetensors")) and not (path / INDEX).exists():
         return _describe_family(family, raw, num_files=0)
     folder, held = open_model(path)
     locate(folder, held, lambda _: True)

@@ -96,7 +96,10 @@ def _shards(path: Path, *, partial: bool) -> dict[Path, set[str] | None]:
     index = path / INDEX
     if not index.exists():
         if not (path / WEIGHTS).exists():
-            raise BrokenModelFile(f"{path}: neither {WEIGHTS} nor {INDEX} is in it")
+            raise BrokenModelFile(
+                f"{path}: neither {WEIGHTS} nor {INDEX} is in it",
+                hint="shards are known by the index alone; download it too",
+            )
         return {path / WEIGHTS: None}
     names = _read_json(index).get("weight_map")
     if not isinstance(names, Mapping) or not names:

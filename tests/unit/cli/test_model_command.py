@@ -99,7 +99,8 @@ def test_people_read_sizes_and_layers(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["info", "no-such-model"], "'no-such-model' is neither a folder with a config.json nor a GGUF file"),
         (["info", "deepseek-v5"], "deepseek-v4-flash, deepseek-v4.1-flash"),
-        (["convert", "/no/such/folder", "/tmp/no-such-target"], "/no/such/folder/config.json"),
+        (["convert", "/no/such/folder", "/tmp/no-such-target"], "'/no/such/folder' is neither a file nor a"),
+        (["convert", "smollm2", "/tmp/no-such-target"], "is no folder"),
         (["convert", str(GOLDEN / "a"), str(GOLDEN / "b")], "v41_golden/b exists"),
         (["convert", str(GOLDEN / "a"), "/no/such/folder/out", "--experts", "bf16"], "/no/such/folder is no"),
         (["convert", str(GOLDEN / "a"), "/tmp/no-such-target", "--experts", "fp4"], "experts fp4: rows of"),
@@ -111,6 +112,22 @@ def test_what_does_not_fit_is_named(
 ) -> None:
     assert run(["model", *arguments]) == 2
     assert message in said(capsys)
+
+
+def test_convert_takes_the_names_that_info_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "out"
+    done = answer(capsys, "convert", "nano", str(target))
+    assert answer(capsys, "info", str(target))["tensors"] == done["tensors"]
+    assert (target / "model.safetensors").stat().st_mode & 0o777 == (
+        target / "config.json"
+    ).stat().st_mode & 0o777
+
+
+def test_shards_without_their_index_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_bytes((GOLDEN / "a" / "config.json").read_bytes())
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"")
+    assert run(["model", "info", str(tmp_path)]) == 2
+    assert "neither model.safetensors nor model.safetensors.index.json" in said(capsys)
 
 
 def test_convert_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
