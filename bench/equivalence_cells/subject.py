@@ -10,6 +10,7 @@ from pathlib import Path
 from bench.equivalence_cells.prompts import Case
 from bench.equivalence_cells.reference import continue_greedily
 from engine import Engine, EngineConfig, Request, SamplingParams
+from engine.checkpoint.checksums import write_sums
 from engine.checkpoint.folder import WEIGHTS
 from engine.model.base import Model
 from engine.model.registry import load_model
@@ -189,4 +190,5 @@ def change_weights(source: Path, target: Path) -> Path:
     for index in range(8 + length + start, 8 + length + stop, 2):
         data[index] ^= 0x40  # of a bfloat16's fraction
     (target / WEIGHTS).write_bytes(data)
+    write_sums(target)  # or the folder is refused as spoilt
     return target
