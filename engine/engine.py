@@ -196,7 +196,7 @@ class Engine:
     ) -> list[str]:
         """Texts for prompts, batched. Blocks until all have ended. Only in role `both`.
 
-        A prompt is encoded as it is: the opening token that servers put before texts is the caller's to write.
+        A prompt is encoded as it is: an opening token that servers put before texts is the caller's.
         Raises InvalidRequest, Overloaded, GrammarStuck; then none of the prompts stays in the engine.
         """
         return generate(self, prompts, sampling, tokenizer or self.model.tokenizer())
