@@ -177,16 +177,20 @@ class FolderIndex:
             self._put(name, File(size, used_s))
 
     def _append(self, record: bytes) -> None:
-        """In one write, which no other process's comes between. We read it back: it changes nothing."""
+        """In one write, which no other process's comes between. Where all before it has been read it counts as
+        read too: an entry that went and came again would lose what has been known of it since."""
         try:
             log = os.open(self.root / _LOG, os.O_WRONLY | os.O_APPEND)
         except FileNotFoundError:  # somebody has cleared the folder
             return
         try:
-            if os.write(log, record) < len(record):  # a full disk has cut it
-                size = os.fstat(log).st_size
+            num_written = os.write(log, record)
+            size = os.fstat(log).st_size
+            if num_written < len(record):  # a full disk has cut it
                 os.ftruncate(log, size - size % _RECORD.size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if size == self._log_end + len(record):
+                self._log_end = size
         finally:
             os.close(log)
 

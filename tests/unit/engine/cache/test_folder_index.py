@@ -51,6 +51,20 @@ def sizes(root: Path) -> dict[str, int]:
     return found
 
 
+def test_an_entry_that_came_again_keeps_what_is_known_of_it_since(tmp_path: Path) -> None:
+    """Its own records were read back, and with them the time at which it had come."""
+    now_s = 1e9
+    tier = DiskTier(tmp_path, 10 * ENTRY, 100.0, lambda: now_s)
+    tier.put("block", key(2), TAG, payload(2))
+    now_s += 120
+    tier.put("block", key(2), TAG, payload(2))  # too old: it goes, and comes again
+    now_s += 60
+    assert tier.get("block", key(2), TAG) is not None
+    tier.put("block", key(3), TAG, payload(3))
+    now_s += 60
+    assert tier.get("block", key(2), TAG) is not None
+
+
 WRITER = """
 import sys, numpy as np
 from pathlib import Path
