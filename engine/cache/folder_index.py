@@ -177,8 +177,8 @@ class FolderIndex:
             self._put(name, File(size, used_s))
 
     def _append(self, record: bytes) -> None:
-        """In one write, which no other process's comes between. Where all before it has been read it counts as
-        read too: an entry that went and came again would lose what has been known of it since."""
+        """In one write, which no other process's comes between. Where all before it has been read, it counts
+        as read too: an entry that went and came again would lose what has been known of it since."""
         try:
             log = os.open(self.root / _LOG, os.O_WRONLY | os.O_APPEND)
         except FileNotFoundError:  # somebody has cleared the folder
