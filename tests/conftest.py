@@ -1,5 +1,7 @@
-"""Models and kernels that tests of several folders share."""
+"""Models and kernels that tests of several folders share; and that a run ends."""
 
+import faulthandler
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,12 @@ from engine.chat.tokenizer import ChatTokenizer, tokenizer_from_gguf
 from engine.gguf_file import open_gguf
 from engine.model_path import model_path
 from kernels.cpu.build import build
+
+
+def pytest_unconfigure() -> None:
+    """A thread that a test has left would keep the interpreter for ever: it is shown, and the run fails."""
+    assert sys.__stderr__ is not None
+    faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Where real sandboxes of tests are made, for the folders that make some; imported by their conftest.py."""
 
+import gc
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,13 @@ from sandbox.toolkit import build_toolkit
 def count_fds() -> int:
     """Open descriptors of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def assert_no_more_fds(before: int) -> None:
+    """Fewer are no fault: what another test left to the garbage collector may have gone meanwhile."""
+    if count_fds() > before:
+        gc.collect()
+        assert count_fds() <= before
 
 
 @pytest.fixture(scope="session")

@@ -59,9 +59,11 @@ def _server_in_sandbox(arena: Arena) -> Generator[tuple[str, Sandbox]]:
     """A server of a sandbox on all of its addresses; its port and its sandbox."""
     with arena.sandbox(Box(alone=True)) as box:
         server = box.commands.start(command(_network("serve", "/workspace/port")))
-        box.commands.run("until [ -s port ]; do sleep 0.01; done")
-        yield box.files.read("/workspace/port").decode(), box
-        server.kill()
+        try:
+            box.commands.run("until [ -s port ]; do sleep 0.01; done")
+            yield box.files.read("/workspace/port").decode(), box
+        finally:
+            server.kill()
 
 
 def _from_neighbour(arena: Arena) -> Seen:

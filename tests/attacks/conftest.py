@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_places import count_fds, state_dir, toolkit
+from sandbox_places import assert_no_more_fds, count_fds, state_dir, toolkit
 
 from bench.attack_cases.arena import Arena
 from sandbox.audit import check_integrity
@@ -25,5 +25,5 @@ def arena(request: pytest.FixtureRequest, state_dir: Path, toolkit: Path) -> Ite
         yield arena
     audit = check_integrity(state_dir)
     assert (audit.leftovers, audit.live) == ((), ())
-    assert count_fds() == num_fds
+    assert_no_more_fds(num_fds)
     assert (MOUNTS.read_text(), TAINT.read_text()) == (mounts, taint)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_internet import NAMESERVER, Internet
-from sandbox_places import count_fds, state_dir, toolkit
+from sandbox_places import assert_no_more_fds, count_fds, state_dir, toolkit
 
 from sandbox import Policy, Sandbox
 from sandbox.audit import check_integrity
@@ -46,7 +46,7 @@ def create(state_dir: Path, toolkit: Path) -> Iterator[Create]:
     audit = check_integrity(state_dir)
     assert audit.leftovers == ()
     assert audit.live == ()
-    assert count_fds() == num_fds
+    assert_no_more_fds(num_fds)
 
 
 @pytest.fixture

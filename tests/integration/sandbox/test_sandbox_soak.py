@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from sandbox_places import count_fds
+from sandbox_places import assert_no_more_fds, count_fds
 from soak_results import keep, resident_mib
 
 from sandbox import AsyncSandbox
@@ -28,7 +28,7 @@ def test_sandboxes_of_every_fate_leave_nothing_behind(state_dir: Path, toolkit: 
     growth_mib = resident_mib() - before_mib
     audit = check_integrity(state_dir)
     assert (audit.leftovers, audit.live) == ((), ())
-    assert count_fds() == num_fds
+    assert_no_more_fds(num_fds)
     assert fates.total() == count
     if count > 500:
         assert len(fates) == len(FATES) * len(SUBSTRATES), f"not every fate took place: {fates}"

@@ -23,8 +23,10 @@ def process(log: Path, code: str, **environment: str) -> "Generator[subprocess.P
             env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=errors, text=True,
         )  # fmt: skip
     with started:
-        yield started
-        started.kill()
+        try:
+            yield started
+        finally:
+            started.kill()
 
 
 def test_stages_are_told_and_the_rest_of_the_log_is_not(tmp_path: Path) -> None:
