@@ -89,12 +89,13 @@ class Call:
 
 class RunningCommand:
     """A command that has been started. `future` holds the CommandResult, or the error that kept it from
-    starting; cancelling the future does not end the command, `kill` does. Thread-safe."""
+    starting; it cannot be cancelled, `kill` ends the command. Thread-safe."""
 
     def __init__(
         self, call: Call, channel: Channel, host: Host, clock: Clock, log: SandboxLog | None
     ) -> None:
         self.future: Future[CommandResult] = Future()
+        self.future.set_running_or_notify_cancel()  # else to cancel it would be an end that nothing has had
         self._call = call
         self._channel = channel
         self._host = host
@@ -324,8 +325,6 @@ class RunningCommand:
         self._host.finish()
 
         def settle(raised: BaseException | None) -> None:
-            if not self.future.set_running_or_notify_cancel():
-                return
             if (failure := raised or error) is not None:
                 self.future.set_exception(failure)
             elif result is not None:

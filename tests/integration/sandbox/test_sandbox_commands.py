@@ -141,6 +141,17 @@ def test_a_started_command_can_be_killed(box: Sandbox):
     command.kill()  # once more: nothing happens
 
 
+def test_a_future_that_somebody_cancels_hides_no_command(create):
+    """Not by hand, nor by asyncio, which cancels what it waits for."""
+    box = create()
+    timed, killed = box.commands.start("sleep 1000", timeout_s=0.3), box.commands.start("sleep 1000")
+    assert not timed.future.cancel()
+    assert not killed.future.cancel()
+    assert set(box.commands.list()) == {timed, killed}
+    killed.kill()
+    assert (killed.wait(20).reason, timed.wait(20).reason) == ("killed", "timeout")
+
+
 @pytest.mark.parametrize(
     ("cmd", "options"),
     [
