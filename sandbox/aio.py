@@ -185,8 +185,8 @@ class AsyncCommands:
         """Like `Commands.run`, watchers called in the event loop. When cancelled, ends the command with all
         its processes first."""
         command = await self.start(
-            cmd, timeout_s=timeout_s, cwd=cwd, env=env, output_bytes=output_bytes, stdin=stdin,
-            on_stdout=on_stdout, on_stderr=on_stderr,
+            cmd, timeout_s=self._sandbox.commands.timeout_of_run(timeout_s), cwd=cwd, env=env,
+            output_bytes=output_bytes, stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr,
         )  # fmt: skip
         try:
             result = await command.wait()
@@ -278,8 +278,8 @@ class AsyncSession:
         """See `Session.run`. When cancelled, ends the command first."""
         async with self._turn:
             command = self._session.start(
-                cmd, timeout_s=timeout_s, output_bytes=output_bytes, stdin=stdin,
-                on_stdout=_in_loop(on_stdout), on_stderr=_in_loop(on_stderr),
+                cmd, timeout_s=self._session.timeout_of_run(timeout_s), output_bytes=output_bytes,
+                stdin=stdin, on_stdout=_in_loop(on_stdout), on_stderr=_in_loop(on_stderr),
             )  # fmt: skip
             try:
                 result = await AsyncRunningCommand(command).wait()

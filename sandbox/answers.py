@@ -47,7 +47,7 @@ def _run(box: Asked, words: Words, has_left: HasLeft) -> dict[str, Any]:
     cmd, env = words["cmd"], {str(name): str(value) for name, value in words["env"].items()}
     command = box.commands.start(
         cmd if isinstance(cmd, str) else [str(each) for each in cmd],
-        timeout_s=_seconds(words["timeout_s"]), cwd=str(words["cwd"]), env=env,
+        timeout_s=box.commands.timeout_of_run(_seconds(words["timeout_s"])), cwd=str(words["cwd"]), env=env,
         output_bytes=_number(words["output_bytes"]), stdin=b64decode(words["stdin"]),
     )  # fmt: skip
     while True:

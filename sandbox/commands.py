@@ -67,17 +67,17 @@ class Commands:
         unless `check` makes it one (see `sandbox.checking`).
 
         A string goes to the image's shell, a sequence is run as it is. `timeout_s` (seconds, the policy's
-        when left out) ends all its processes with reason `timeout`. `env` is added to the sandbox's
-        environment. `output_bytes` is kept of each stream, head and tail. `stdin` is fed as the command
-        reads it. `on_stdout` and `on_stderr` take text as it is printed, on a thread of the command's; what
-        one raises ends the command and is raised here. Blocks; raises SandboxGone, and InvalidArgument for a
-        bad `cmd`, `cwd`, `env` or number, PolicyDenied for more time or output than the policy has,
-        QuotaError where the sandbox has no room for one more, CapacityError where this process is out of
-        descriptors.
+        `timeout_s` when left out) ends all its processes with reason `timeout`. `env` is added to the
+        sandbox's environment. `output_bytes` is kept of each stream, head and tail. `stdin` is fed as the
+        command reads it. `on_stdout` and `on_stderr` take text as it is printed, on a thread of the
+        command's; what one raises ends the command and is raised here. Blocks; raises SandboxGone, and
+        InvalidArgument for a bad `cmd`, `cwd`, `env` or number, PolicyDenied for more time or output than the
+        policy has, QuotaError where the sandbox has no room for one more, CapacityError where this process is
+        out of descriptors.
         """
         result = self.start(
-            cmd, timeout_s=timeout_s, cwd=cwd, env=env, output_bytes=output_bytes, stdin=stdin,
-            on_stdout=on_stdout, on_stderr=on_stderr,
+            cmd, timeout_s=self.timeout_of_run(timeout_s), cwd=cwd, env=env, output_bytes=output_bytes,
+            stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr,
         ).wait()  # fmt: skip
         return checked(result, self._channel.name) if check else result
 
@@ -94,16 +94,17 @@ class Commands:
         on_stderr: OnOutput | None = None,
         terminal: TerminalSize | None = None,
     ) -> RunningCommand:
-        """Like `run`, without waiting. The command lives until it ends, `timeout_s` is over, it is killed, or
-        the sandbox ends. With `stdin=None` input may be sent while it runs. With `terminal` it has one: its
-        output and error output are one stream, and it sees what is sent as typed.
+        """Like `run`, without waiting. The command lives until it ends, it is killed, the sandbox ends, or
+        `timeout_s` is over: when that is left out, the policy's `max_timeout_s`, if it has one.
+        With `stdin=None` input may be sent while it runs. With `terminal` it has one: its output and error
+        output are one stream, and it sees what is sent as typed.
         """
         if (gone := self._host.gone()) is not None:
             raise gone
         policy = self._policy
-        timeout = policy.first_timeout_s if timeout_s is None else timeout_s
+        timeout = policy.max_timeout_s if timeout_s is None else timeout_s
         limit = min(policy.output_bytes, policy.output_total_bytes) if output_bytes is None else output_bytes
-        _check(0 < timeout < 1e9, "timeout_s", timeout)
+        _check(timeout is None or 0 < timeout < 1e9, "timeout_s", timeout)
         _check(0 <= limit <= 1 << 28, "output_bytes", limit)
         self._check_policy(timeout, limit, with_terminal=terminal is not None)
         if terminal is not None:
@@ -117,7 +118,7 @@ class Commands:
             stdin=text or b"",
             stdin_stays_open=text is None,
             watchers=Watchers(on_stdout, on_stderr),
-            timeout_ns=int(timeout * 1e9),
+            timeout_ns=None if timeout is None else int(timeout * 1e9),
             output_bytes=limit,
             output_total_bytes=policy.output_total_bytes,
         )
@@ -126,6 +127,10 @@ class Commands:
             self._running[command.id] = command
         command.future.add_done_callback(partial(self._forget, command.id))
         return command
+
+    def timeout_of_run(self, timeout_s: float | None) -> float:
+        """Of a command that is waited for: the policy's where the call does not say."""
+        return self._policy.first_timeout_s if timeout_s is None else timeout_s
 
     def list(self) -> "tuple[RunningCommand, ...]":
         """Those that run, oldest first."""
@@ -140,10 +145,10 @@ class Commands:
             running = ", ".join(map(str, self._running)) or "none"
         raise InvalidArgument(f"id={id}: no such command runs", hint=f"running: {running}")
 
-    def _check_policy(self, timeout_s: float, output_bytes: int, *, with_terminal: bool) -> None:
+    def _check_policy(self, timeout_s: float | None, output_bytes: int, *, with_terminal: bool) -> None:
         """A call may ask for less than the policy has, and not for more."""
         policy = self._policy
-        if policy.max_timeout_s is not None and timeout_s > policy.max_timeout_s:
+        if policy.max_timeout_s is not None and timeout_s is not None and timeout_s > policy.max_timeout_s:
             self._refuse(f"timeout_s={timeout_s:g}", "max_timeout_s", f"at most {policy.max_timeout_s:g}")
         if output_bytes > policy.output_total_bytes:
             most = policy.output_total_bytes

@@ -82,7 +82,7 @@ class Call:
     stdin: bytes
     stdin_stays_open: bool
     watchers: Watchers
-    timeout_ns: int
+    timeout_ns: int | None  # None: until it is killed
     output_bytes: int
     output_total_bytes: int
 
@@ -108,7 +108,8 @@ class RunningCommand:
         self._verdict: Reason | None = None  # why we ended it, where we did
         self._before = host.counters_before()
         self._started_ns = clock.now_ns()
-        self._deadline_ns, self._paused_before_ns = self._started_ns + call.timeout_ns, 0
+        self._deadline_ns = None if call.timeout_ns is None else self._started_ns + call.timeout_ns
+        self._paused_before_ns = 0
         self._plumbing: Plumbing | None = None
         self._has_ended = False
         self._id = channel.new_id()
@@ -219,7 +220,9 @@ class RunningCommand:
     def deadline_ns(self) -> int | None:
         """The end of its time, then the end of init's grace. Time stands still for a paused sandbox."""
         paused_ns = self._host.paused_ns()
-        return None if paused_ns is None else self._deadline_ns + paused_ns - self._paused_before_ns
+        if paused_ns is None or self._deadline_ns is None:
+            return None
+        return self._deadline_ns + paused_ns - self._paused_before_ns
 
     def on_deadline(self) -> None:
         """Channel thread: its time is over, or init did not manage to end it."""

@@ -62,6 +62,10 @@ class Session:
         """Whose session it is."""
         return self._commands.sandbox_id
 
+    def timeout_of_run(self, timeout_s: float | None) -> float:
+        """See `Commands.timeout_of_run`."""
+        return self._commands.timeout_of_run(timeout_s)
+
     def run(
         self,
         cmd: str,
@@ -80,8 +84,8 @@ class Session:
         """
         with self._lock:
             result = self.start(
-                cmd, timeout_s=timeout_s, output_bytes=output_bytes, stdin=stdin, on_stdout=on_stdout,
-                on_stderr=on_stderr,
+                cmd, timeout_s=self.timeout_of_run(timeout_s), output_bytes=output_bytes, stdin=stdin,
+                on_stdout=on_stdout, on_stderr=on_stderr,
             ).wait()  # fmt: skip
         return checked(result, self.sandbox_id) if check else result
 

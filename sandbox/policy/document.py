@@ -48,9 +48,9 @@ class Policy(BaseModel):
     output_bytes: int = Field(default=MIB, ge=0, le=256 * MIB)
     # bytes that a command may print on both streams together before it is ended with `output_limit`.
     output_total_bytes: int = Field(default=64 * MIB, ge=1, le=1 << 34)
-    # seconds that a command may run when the call does not say.
+    # seconds of a command that is waited for (`run`), when the call does not say.
     timeout_s: float = Field(default=60.0, gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)
-    # seconds that a call may say; None: as long as the sandbox lives.
+    # seconds that a call may say, and that a command has which is only started; None: as long as the sandbox.
     max_timeout_s: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)
     # places that may be read and not be written, and places that may be neither; with all that lies below.
     # For what is in writable directories, by path, and AppArmor's to hold.
@@ -134,7 +134,7 @@ class Policy(BaseModel):
 
     @property
     def first_timeout_s(self) -> float:
-        """Of a command whose call does not say."""
+        """Of a command that is waited for, when the call does not say."""
         return min(self.timeout_s, self.max_timeout_s or math.inf)
 
     @property

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from sandbox import Sandbox
+from sandbox import Policy, Sandbox, sandboxes
 from sandbox.errors import InvalidArgument, SandboxGone
 
 
@@ -139,6 +139,23 @@ def test_a_started_command_can_be_killed(box: Sandbox):
     result = command.wait()
     assert (result.reason, result.exit_code) == ("killed", 137)
     command.kill()  # once more: nothing happens
+
+
+def test_what_is_only_started_runs_until_it_is_killed(create):
+    """The policy's `timeout_s` is for what somebody waits for; `max_timeout_s` bounds both."""
+    box = create(policy=Policy(timeout_s=0.3))
+    server, session = box.commands.start("sleep 1000"), box.sessions.create().start("sleep 1000")
+    assert box.commands.run("sleep 1000").reason == "timeout"
+    assert box.sessions.create().run("sleep 1000").reason == "timeout"
+    assert (
+        sandboxes.attach(box.id, state_dir=box._made.order.state_dir).commands.run("sleep 9").reason
+        == "timeout"
+    )
+    assert set(box.commands.list()) == {server, session}
+    server.kill()
+    assert server.wait(20).reason == "killed"
+    bounded = create(policy=Policy(max_timeout_s=0.3)).commands.start("sleep 1000")
+    assert bounded.wait(20).reason == "timeout"
 
 
 def test_a_future_that_somebody_cancels_hides_no_command(create):
