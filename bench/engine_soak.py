@@ -95,14 +95,18 @@ class Soak:
         progress(f"{done} requests, {self.memory[-1].resident_bytes >> 20} MiB, {dict(self.fates)}")
 
     def _crowd(self, number: int) -> None:
-        """All places are taken by requests of several tokens when urgent ones come."""
+        """All places are taken by requests of several tokens when urgent ones come, unless there is so little
+        room that the first of them have ended before the last has a place."""
         for priority, name, new in ((0, "slow", 6), (-1, "first", 1)):
             for one in range(_SEQUENCES if priority == 0 else _SEQUENCES // 4):
                 sampling = SamplingParams(max_tokens=new, ignore_eos=True)
                 self.engine.add(Request(f"{name}{number}-{one}", (10 + one,), sampling, priority))
-            while priority == 0 and self.engine.statistics().scheduler.running < _SEQUENCES:
+            while priority == 0 and self.engine.has_work and self._num_running() < _SEQUENCES:
                 self._step()
         self.fates["crowds"] += 1
+
+    def _num_running(self) -> int:
+        return self.engine.statistics().scheduler.running
 
     def _send(self, number: int) -> None:
         chance = random.Random(number)
