@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from sandbox.egress.service import node_denials
 from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.places import EGRESS_OBJECT, helper_socket
 
@@ -28,10 +27,10 @@ WantedBy=multi-user.target
 """
 
 
-def helper_words(uid: int, place: Path, denials: Path) -> list[str]:
+def helper_words(uid: int, place: Path) -> list[str]:
     """The command that is the helper: an interpreter that takes nothing from environment, home or site."""
     interpreter = str(Path(sys.executable).resolve())  # not the one of an environment, which may be anybody's
-    return [interpreter, "-I", "-S", str(PROGRAM), str(place), str(uid), str(EGRESS_OBJECT), str(denials)]
+    return [interpreter, "-I", "-S", str(PROGRAM), str(place), str(uid), str(EGRESS_OBJECT)]
 
 
 def run_helper(user: str, place: Path | None = None) -> NoReturn:
@@ -50,9 +49,7 @@ def run_helper(user: str, place: Path | None = None) -> NoReturn:
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
     _lock(uid, user)
     place.unlink(missing_ok=True)  # of one that was killed
-    denials = place.with_suffix(".denials")
-    denials.write_bytes(node_denials())
-    command = helper_words(uid, place, denials)
+    command = helper_words(uid, place)
     os.execve(command[0], command, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
 
 

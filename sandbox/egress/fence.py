@@ -36,6 +36,8 @@ _HOOKS: tuple[Hook, ...] = ("connect", "send", "bind", "socket", "packet", "wire
 _EVENT = struct.Struct("=Q16sHBBI")
 _COUNTERS = struct.Struct("=QQQQ")
 _NO_RULES = 0  # generation
+# Whether an entry's mark that it is clear of denials is believed: key and value of the programs' variable.
+_MARKS_HOLD, _MARKS_DO_NOT_HOLD = ((bytes(4), struct.pack("=I", word)) for word in (1, 0))
 MAPS = ("allowed", "attached", "counts", "events", "links")  # that owners write to or read
 _PROTOCOLS = {6: "tcp", 17: "udp", 1: "icmp", 58: "icmp6"}
 
@@ -67,7 +69,7 @@ class Fence:
         self._generations = itertools.count(1)
         self._current: dict[int, tuple[int, set[Prefix]]] = {}
         self._links: dict[int, int] = {}  # ifindex of each sandbox's
-        self._closed = False
+        self._closed = self._is_shut = False
 
     def guard(self, group: Path) -> int:
         """Attaches every program to a cgroup, and returns its id. From now on all that is in it is refused,
@@ -138,6 +140,28 @@ class Fence:
             prefixes.discard(prefix)
             self._maps["allowed"].remove(pack_allow_key(sandbox, generation, prefix))
 
+    def deny(self, denied: Iterable[Rule]) -> None:
+        """From now on no policy overrides these, instead of those before; whatever is allowed already.
+        OSError when the map is full: then `shut` is due."""
+        with self._lock:
+            self._check_open()
+            before, self._denied = _packed(self._denied), tuple(denied)
+            after = _packed(self._denied)
+            if after == before or self._object is None:
+                return
+            self._object.map(".bss").set(*_MARKS_DO_NOT_HOLD)  # they are of the denials before
+            for key, value in after.items():
+                self._maps["denied"].set(key, value)
+            for key in before.keys() - after.keys():
+                self._maps["denied"].remove(key)
+
+    def shut(self) -> None:
+        """Refuses everything to every sandbox, for good: no rules are taken any more. Idempotent."""
+        with self._lock:
+            self._is_shut = True
+            for sandbox in () if self._closed else self._current:
+                self._write_identity(sandbox, _NO_RULES)
+
     def counters(self, sandbox: int) -> tuple[int, int]:
         """How much was refused, and how much of that the log had no room for."""
         with self._lock:
@@ -187,9 +211,9 @@ class Fence:
         if loaded is None:
             return {name: BpfMap(load_library(), fd, name) for name, fd in self._given.items()}
         maps = {name: loaded.map(name) for name in (*MAPS, "denied", "homes")}
-        for prefix, ports in compile_table(self._denied, with_zones=False).items():
-            maps["denied"].set(pack_deny_key(prefix), pack_entry(ports))
-        loaded.map(".bss").set(bytes(4), struct.pack("=I", 1))  # entries are this process's: `clear` holds
+        for key, value in _packed(self._denied).items():
+            maps["denied"].set(key, value)
+        loaded.map(".bss").set(*_MARKS_HOLD)  # entries are this process's
         return maps
 
     def _let_go(self) -> None:
@@ -213,6 +237,8 @@ class Fence:
         """Descriptors of a closed fence may be someone else's by now."""
         if self._closed:
             raise OSError(errno.EBADF, "the fence is closed")
+        if self._is_shut:
+            raise OSError(errno.EIO, "the fence is shut, since this machine's addresses are unknown")
 
     def _remove(self, sandbox: int, generation: int, prefixes: Iterable[Prefix]) -> None:
         for prefix in prefixes:
@@ -220,10 +246,9 @@ class Fence:
                 self._maps["allowed"].remove(pack_allow_key(sandbox, generation, prefix))
 
 
-def packed_denials(denied: Iterable[Rule]) -> bytes:
-    """As the helper takes them: keys and values of the map, one after the other."""
+def _packed(denied: Iterable[Rule]) -> dict[bytes, bytes]:
     table = compile_table(denied, with_zones=False)
-    return b"".join(pack_deny_key(prefix) + pack_entry(ports) for prefix, ports in table.items())
+    return {pack_deny_key(prefix): pack_entry(ports) for prefix, ports in table.items()}
 
 
 def _identity(sandbox: int, generation: int) -> bytes:

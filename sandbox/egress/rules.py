@@ -93,14 +93,6 @@ PRIVATE: tuple[Prefix, ...] = tuple(
 )
 _ZONES = (prefix_of(_VERSION_4), *PRIVATE)
 
-# Where no policy leads: own loopback (which never is on the wire), link-local with the clouds' metadata, more
-# metadata, and forms of version 6 that hide a version 4 address.
-NOWHERE: tuple[str, ...] = (
-    *("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"),
-    *("100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32"),
-    *("::/96", "fe80::/10", "ff00::/8", "2001::/32", "2002::/16", "64:ff9b:1::/48"),
-    *("fd00:ec2::/32", "fd20:ce::254/128"),
-)
 EVERY_PORT = Ports(0, 65535, _PROTOCOLS["any"])
 
 

@@ -1,8 +1,7 @@
 """Networks of this process's sandboxes: programs, pool of links and resolver, behind one object an uplink."""
 
-import json
+import logging
 import os
-import subprocess
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,22 +11,21 @@ from protocol.clock import Clock, SystemClock
 from sandbox import cgroups
 from sandbox.egress import links
 from sandbox.egress.connection import Connection
-from sandbox.egress.fence import Fence, packed_denials
+from sandbox.egress.fence import Fence
 from sandbox.egress.libbpf import load_library
 from sandbox.egress.resolver import Resolver
-from sandbox.egress.rules import EVERY_PORT, NOWHERE, Ports, Rule, prefix_of
+from sandbox.egress.rules import EVERY_PORT, Ports, Rule, prefix_of
 from sandbox.errors import CapacityError, StartError, UnsupportedError, is_shortage
 from sandbox.places import EGRESS_OBJECT
 from sandbox.policy import Network
 from sandbox.pool import Pool
+from sandbox.privileged.addresses import Addresses
+from sandbox.privileged.denials import CONTROL_PORTS, NOWHERE, POOL_4, POOL_6
 from sandbox.refusals import Attempt
 
-# Of this machine itself, whatever a policy says: ssh, docker and etcd, Ray, Kubernetes.
-CONTROL_PORTS: tuple[tuple[int, int], ...] = (
-    *((22, 22), (2375, 2380), (6379, 6379), (6443, 6443), (8265, 8265), (10001, 10001), (10250, 10250)),
-)
 _RESOLVERS_FILE = Path("/etc/resolv.conf")
 _HINT = "use network='none', or see `dockyard doctor`"
+_log = logging.getLogger("dockyard.sandbox")
 
 
 def check() -> None:
@@ -66,8 +64,9 @@ class Egress:
     ) -> None:
         """`uplink` is the network namespace that sandboxes are connected to and that routes what they send,
         by default this process's. `nameserver` (address, port) is asked, from there, for allowed names; by
-        default the first of /etc/resolv.conf. `control_ports` of the uplink's own addresses are denied to
-        all. `num_spare` links are kept ready. UnsupportedError where this host cannot enforce a policy."""
+        default the first of /etc/resolv.conf. `control_ports` of the addresses that the uplink has, now and
+        later, are denied to all. `num_spare` links are kept ready. UnsupportedError where this
+        host cannot enforce a policy."""
         check()
         self.clock: Clock = clock or SystemClock()
         self._lock = threading.Lock()  # guards what follows
@@ -76,9 +75,11 @@ class Egress:
         with ExitStack() as on_failure:
             self._uplink = links.open_namespace(uplink)
             on_failure.callback(os.close, self._uplink)
-            own = links.run_in(self._uplink, _own_addresses)
+            self._control_ports = tuple(control_ports)
+            self._addresses = links.run_in(self._uplink, Addresses)
+            on_failure.callback(self._addresses.close)
             try:
-                self.fence = Fence(_denials(own, control_ports), self._on_refusal)
+                self.fence = Fence(self._denials(), self._on_refusal)
             except OSError as error:
                 raise UnsupportedError(
                     f"this kernel does not take the egress programs: {error}", hint=_HINT
@@ -89,6 +90,7 @@ class Egress:
             )
             on_failure.callback(self.resolver.close)
             self.resolver.watch(self.fence.log_fileno(), self.fence.drain)
+            self.resolver.watch(self._addresses.fileno(), self._on_new_addresses)
             on_failure.pop_all()
         self._pool = Pool(
             lambda: links.make_link(self._uplink, state, self.fence.watch_link), self._discard, num_spare
@@ -138,8 +140,26 @@ class Egress:
         self._pool.close()
         self.resolver.close()
         self.fence.close()
+        self._addresses.close()
         os.close(self._uplink)
         self._uplink = -1
+
+    def _denials(self) -> list[Rule]:
+        """What no policy overrides: nowhere, other sandboxes, this machine's control plane. OSError."""
+        rules = [Rule(prefix_of(net), EVERY_PORT) for net in (*NOWHERE, POOL_4, POOL_6)]
+        for address in self._addresses.current():
+            rules += [Rule(prefix_of(address), Ports(*ports, 0)) for ports in self._control_ports]
+        return rules
+
+    def _on_new_addresses(self) -> None:
+        """On the resolver's thread. Who cannot be told what is this machine's reaches nothing any more."""
+        try:
+            self.fence.deny(self._denials())
+        except OSError as error:
+            _log.error(
+                "sandboxes reach nothing any more, since this machine's addresses are unknown: %s", error
+            )
+            self.fence.shut()
 
     def _discard(self, link: links.Link) -> None:
         links.remove_link(self._uplink, link)
@@ -168,11 +188,6 @@ def shared_egress(state_dir: Path) -> Egress:
         return _shared[state_dir]
 
 
-def node_denials() -> bytes:
-    """What no policy of any sandbox on this machine overrides, for the helper. StartError without `ip`."""
-    return packed_denials(_denials(_own_addresses(), CONTROL_PORTS))
-
-
 def first_nameserver(file: Path = _RESOLVERS_FILE) -> tuple[str, int] | None:
     """Of a resolv.conf; None where it names none."""
     try:
@@ -181,22 +196,6 @@ def first_nameserver(file: Path = _RESOLVERS_FILE) -> tuple[str, int] | None:
         return None
     found = (line.split() for line in lines)
     return next(((words[1], 53) for words in found if len(words) > 1 and words[0] == "nameserver"), None)
-
-
-def _own_addresses() -> tuple[str, ...]:
-    """Of the namespace that the calling thread is in."""
-    done = subprocess.run(["ip", "-json", "address", "show"], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise StartError(f"listing this host's addresses: {done.stderr.strip()}", phase="network")
-    return tuple(info["local"] for each in json.loads(done.stdout) for info in each.get("addr_info", ()))
-
-
-def _denials(own: Sequence[str], control_ports: Sequence[tuple[int, int]]) -> list[Rule]:
-    """What no policy overrides: nowhere, other sandboxes, this machine's control plane."""
-    nets = (*NOWHERE, str(links.POOL_4), str(links.POOL_6))
-    rules = [Rule(prefix_of(net), EVERY_PORT) for net in nets]
-    rules += [Rule(prefix_of(address), Ports(*ports, 0)) for address in own for ports in control_ports]
-    return rules
 
 
 @contextmanager

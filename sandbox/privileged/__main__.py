@@ -1,4 +1,4 @@
-"""python -I sandbox/privileged SOCKET UID PROGRAMS DENIALS, as root: `dockyard node helper` runs it."""
+"""python -I sandbox/privileged SOCKET UID PROGRAMS, as root: `dockyard node helper` runs it."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ package.__path__ = [str(Path(__file__).resolve().parents[1])]
 from sandbox.privileged.server import Node  # noqa: E402 - after the package is what it is to be
 
 
-def main(place: str, uid: str, programs: str, denials: str) -> None:
+def main(place: str, uid: str, programs: str) -> None:
     """Serves until SIGTERM or Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: sys.exit())
@@ -26,7 +26,7 @@ def main(place: str, uid: str, programs: str, denials: str) -> None:
         listener.listen()
         draft.rename(place)  # where it is found only now
         try:
-            Node(listener, int(uid), (programs, Path(denials).read_bytes())).serve()
+            Node(listener, int(uid), programs).serve()
         finally:
             Path(place).unlink()
 

@@ -9,29 +9,28 @@ import subprocess
 import sys
 from contextlib import suppress
 from ctypes import c_char_p, c_int, c_uint64, c_void_p
-from ipaddress import IPv4Network, IPv6Network
 
-# As an owner who is root has them; sandbox/egress/links.py says why.
-_POOL_4, _POOL_6 = IPv4Network("198.18.0.0/15"), IPv6Network("fd6b:79d0:5bc1::/64")
+from sandbox.privileged.denials import POOL_4, POOL_6
+
 _HOST_MAC, _INNER_MAC = "02:64:6b:79:00:01", "02:64:6b:79:00:02"
 _AT_GROUP = ("egress", "sock_create", "bind4", "bind6", "connect4", "connect6", "sendmsg4", "sendmsg6")
 _KINDS = (1, 2, 8, 9, 10, 11, 14, 15)  # of these, in enum bpf_attach_type
 _AT_LINK, _ALLOW_MULTI = 46, 2  # BPF_TCX_INGRESS, of Linux 6.6
-_DENIAL_KEY, _DENIAL = 20, 156  # bytes
 
 
 class Programs:
     """Over libbpf, with maps for one connection. Attached ones live with their group or link. OSError."""
 
-    def __init__(self, file: str, denials: bytes) -> None:
+    def __init__(self, file: str, denials: dict[bytes, bytes]) -> None:
         self._library = library = ctypes.CDLL("libbpf.so.1", use_errno=True)
         for name in ("bpf_object__open_file", "bpf_object__find_program_by_name"):
             getattr(library, name).restype = c_void_p
         library.bpf_map_update_elem.argtypes = (c_int, c_char_p, c_char_p, c_uint64)
+        library.bpf_map_delete_elem.argtypes = (c_int, c_char_p)
+        self._denials = dict[bytes, bytes]()
         self._object = c_void_p(library.bpf_object__open_file(os.fsencode(file), None))
         self._check(library.bpf_object__load(self._object) if self._object else -1, "load the programs")
-        for at in range(0, len(denials), _DENIAL):
-            self._write("denied", denials[at : at + _DENIAL_KEY], denials[at + _DENIAL_KEY : at + _DENIAL])
+        self.deny(denials)
 
     def close(self) -> None:
         """Lets go of all that is not attached."""
@@ -41,6 +40,14 @@ class Programs:
         """Its descriptor, as long as this object lives."""
         return self._check(self._library.bpf_object__find_map_fd_by_name(self._object, name.encode()), name)
 
+    def deny(self, denials: dict[bytes, bytes]) -> None:
+        """These instead of those before, which no entry of the user's overrides."""
+        for key, value in denials.items():
+            self._write("denied", key, value)
+        for key in self._denials.keys() - denials.keys():
+            self._library.bpf_map_delete_elem(self.map("denied"), key)
+        self._denials = denials
+
     def guard(self, group: int) -> None:
         """Refuses everything in a cgroup (its folder's descriptor) until rules are there."""
         for name, kind in zip(_AT_GROUP, _KINDS, strict=True):
@@ -49,8 +56,8 @@ class Programs:
     def make_link(self, namespace: int) -> tuple[str, int, int]:
         """Name and ifindex of the host end, and the number of its addresses in the pools. Nothing passes
         until there are rules, and never from other addresses. OSError, also where another has these."""
-        number, name = secrets.randbelow(_POOL_4.num_addresses - 2) + 1, f"dky{secrets.token_hex(5)}"
-        version4, version6 = _POOL_4[number], _POOL_6[number]
+        number, name = secrets.randbelow(POOL_4.num_addresses - 2) + 1, f"dky{secrets.token_hex(5)}"
+        version4, version6 = POOL_4[number], POOL_6[number]
         peer = f"peer name eth0 address {_INNER_MAC} netns /proc/self/fd/{namespace}"
         routes = [f"link set {name} addrgenmode none", f"link set {name} up"]
         for address in (version4, version6):

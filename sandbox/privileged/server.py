@@ -8,7 +8,8 @@ import socket
 import struct
 from pathlib import Path
 
-from sandbox.privileged import adoption, groups
+from sandbox.privileged import adoption, denials, groups
+from sandbox.privileged.addresses import Addresses
 from sandbox.privileged.adoption import Refused
 from sandbox.privileged.networks import Programs, remove_link
 
@@ -46,6 +47,11 @@ class Caller:
             return bool(data and socket.send_fds(self._connection, [json.dumps(reply).encode()], given, _NOW))
         except OSError:  # it does not read, or is gone
             return False
+
+    def deny(self) -> None:
+        """What the node denies now."""
+        if self._programs is not None:
+            self._programs.deny(self._node.denials)
 
     def end(self) -> list[Path]:
         """Closes it. What is to be buried, unless another connection has the state: its sandboxes' groups."""
@@ -101,7 +107,7 @@ class Caller:
 
     def _link(self, sandbox: str, namespace: int) -> _Answer:
         adoption.check_network(namespace, self._uid)
-        self._programs = self._programs or Programs(*self._node.egress)
+        self._programs = self._programs or Programs(self._node.file, self._node.denials)
         place = self._node.tops[0] / self.state / sandbox
         group = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -120,8 +126,9 @@ class Caller:
 class Node:
     """All connections of one user."""
 
-    def __init__(self, listener: socket.socket, uid: int, egress: tuple[str, bytes]) -> None:
-        self._listener, self.uid, self.egress = listener, uid, egress
+    def __init__(self, listener: socket.socket, uid: int, file: str) -> None:
+        self._listener, self.uid, self.file, self._addresses = listener, uid, file, Addresses()
+        self.denials = denials.entries(self._addresses.current())
         self.tops = groups.find_tops(Path("/proc/mounts").read_text())
         self.callers: list[Caller] = []
         # What a helper that was killed has left: nobody knows any more whose ids are in use.
@@ -132,8 +139,11 @@ class Node:
         try:
             while True:
                 wait_s = 0.01 if self._bury() else None
-                for ready in select.select([self._listener, *self.callers], [], [], wait_s)[0]:
-                    if isinstance(ready, Caller):
+                watched = [self._addresses, self._listener, *self.callers]
+                for ready in select.select(watched, [], [], wait_s)[0]:
+                    if ready is self._addresses:
+                        self._deny()
+                    elif isinstance(ready, Caller):
                         if not ready.serve():
                             self._end(ready)
                     elif len(self.callers) < _MOST_CALLERS:
@@ -144,6 +154,12 @@ class Node:
             for caller in list(self.callers):
                 self._end(caller)
             self.settle()
+
+    def _deny(self) -> None:
+        """What is this machine's now. OSError, with which the helper and all that it has made ends."""
+        self.denials = denials.entries(self._addresses.current())
+        for caller in self.callers:
+            caller.deny()
 
     def settle(self) -> None:
         """Until nothing is left of those who are gone; what the kernel holds on to is let be."""

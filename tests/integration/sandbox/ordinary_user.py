@@ -16,7 +16,6 @@ import pytest
 from sandbox_internet import Internet, wait_until
 
 from sandbox.egress import links
-from sandbox.egress.service import node_denials
 from sandbox.helper_start import helper_words
 
 NOBODY = 65534
@@ -71,9 +70,7 @@ class User:
         self, *, inside: Internet | None = None, ends_well: bool = True
     ) -> Iterator["subprocess.Popen[bytes]"]:
         """The helper runs meanwhile, in that network, and ends well unless it is said to be killed."""
-        denials = self.root / "denials"
-        denials.write_bytes(_in(inside, node_denials))
-        words = helper_words(NOBODY, self.socket, denials)
+        words = helper_words(NOBODY, self.socket)
         process = _in(inside, lambda: subprocess.Popen(words))
         with process:
             try:

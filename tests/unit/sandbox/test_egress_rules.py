@@ -10,7 +10,6 @@ from sandbox.egress import rules
 from sandbox.egress.connection import matches
 from sandbox.egress.rules import (
     FOREVER,
-    NOWHERE,
     PRIVATE,
     Ports,
     Prefix,
@@ -21,6 +20,7 @@ from sandbox.egress.rules import (
 )
 from sandbox.errors import InvalidArgument
 from sandbox.policy import Destination, Network
+from sandbox.privileged.denials import NOWHERE
 
 PLACES = (
     "0.0.0.0/0",

@@ -49,7 +49,7 @@ def test_what_others_could_change_is_not_run(tmp_path: Path):
 
 
 def test_its_interpreter_takes_nothing_from_its_surroundings():
-    words = helper_words(7, Path("/run/x.sock"), Path("/run/x.denials"))
+    words = helper_words(7, Path("/run/x.sock"))
     assert words[1:3] == ["-I", "-S"]
     assert not Path(words[0]).is_symlink()
     assert words[4:6] == ["/run/x.sock", "7"]

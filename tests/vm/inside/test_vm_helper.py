@@ -10,7 +10,6 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandbox.egress.service import node_denials
 from sandbox.helper_start import helper_words
 
 NOBODY = 65534
@@ -48,9 +47,8 @@ print(json.dumps(seen))
 @contextmanager
 def helped(home):
     """The helper runs meanwhile; its socket."""
-    place, denials = home / "helper.sock", home / "denials"
-    denials.write_bytes(node_denials())
-    with subprocess.Popen(helper_words(NOBODY, place, denials)) as helper:
+    place = home / "helper.sock"
+    with subprocess.Popen(helper_words(NOBODY, place)) as helper:
         give_up = time.monotonic() + PATIENCE_S
         while not place.exists() and helper.poll() is None and time.monotonic() < give_up:
             time.sleep(0.05)

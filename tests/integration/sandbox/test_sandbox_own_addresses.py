@@ -1,0 +1,131 @@
+"""The machine's addresses while sandboxes live: its control plane is denied at those that come later too."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from ordinary_user import User, user
+from sandbox_internet import EVERY_SERVER, HOST, NAMESERVER, REACH, Internet, attempt, wait_until
+
+from sandbox import Policy
+from sandbox.egress import links
+from sandbox.egress.rules import EVERY_PORT, Ports, Rule, compile_table, pack_deny_key, pack_entry, prefix_of
+from sandbox.egress.service import Egress
+from sandbox.policy import presets
+from sandbox.privileged.addresses import Addresses
+from sandbox.privileged.denials import CONTROL_PORTS, NOWHERE, POOL_4, POOL_6, entries
+
+__all__ = ["user"]  # a fixture
+LATER, LATER_6 = "198.51.100.9", "2001:db8::9"
+
+
+@pytest.fixture
+def world():
+    if os.geteuid() != 0:
+        pytest.skip("a sandbox with a network needs root")
+    world = Internet()
+    yield world
+    world.close()
+
+
+def change(world: Internet, verb: str) -> None:
+    links.configure(
+        world.namespace, [f"address {verb} {LATER}/32 dev lo", f"address {verb} {LATER_6}/128 dev lo"]
+    )
+
+
+@pytest.mark.parametrize("policy", [presets.open_internet(), None])
+def test_an_address_that_comes_later_is_denied_too(world: Internet, create, state_dir: Path, policy):
+    """Also where the policy named it while it was another's, so that nothing of the rule was denied."""
+    own = {"network": {"destinations": [{"to": f"{LATER}/32", "ports": [80, 6379]}, EVERY_SERVER]}}
+    egress = Egress(state_dir, uplink=world.path, nameserver=NAMESERVER, num_spare=0)
+    try:
+        with create(policy=policy or Policy.model_validate(own), egress=egress) as box:
+            calls = [f"tcp('{LATER}', 6379)", f"tcp('{LATER}', 80)"]
+            assert "EPERM" not in attempt(box, *calls)[0]
+            change(world, "add")
+            wait_until(lambda: attempt(box, *calls)[0] == ["EPERM", "hello"])
+            change(world, "delete")
+            wait_until(lambda: "EPERM" not in attempt(box, calls[0])[0])
+    finally:
+        egress.close()
+
+
+def test_a_machine_with_more_addresses_than_fit_lets_nothing_through(
+    world: Internet, create, state_dir: Path
+):
+    egress = Egress(state_dir, uplink=world.path, nameserver=NAMESERVER, num_spare=0)
+    try:
+        with create(policy=presets.open_internet(), egress=egress) as box:
+            assert attempt(box, f"tcp('{HOST}', 80)")[0] == ["hello"]
+            many = [f"address add 203.0.{high}.{low}/32 dev lo" for high in range(17) for low in range(256)]
+            links.configure(world.namespace, many)
+            wait_until(lambda: attempt(box, f"tcp('{HOST}', 80)")[0] == ["EPERM"])
+    finally:
+        egress.close()
+
+
+SCRIPT = r"""
+import json, sys
+from pathlib import Path
+from sandbox import Sandbox
+from sandbox.egress.helped import HelpedEgress
+from sandbox.helper import shared_helper
+from sandbox.policy.presets import open_internet
+state, toolkit = Path(sys.argv[1]), sys.argv[2]
+later, reach = sys.argv[3:5]
+egress = HelpedEgress(shared_helper(state))
+with Sandbox.create(policy=open_internet(), egress=egress, state_dir=state, toolkit=toolkit) as box:
+    print(json.dumps("made"), flush=True)
+    for line in sys.stdin:
+        done = box.commands.run(["python3", "-c", reach, f"tcp('{later}', 6379)", f"tcp('{later}', 80)"])
+        print(json.dumps(done.stdout.split()), flush=True)
+"""
+
+
+def test_an_ordinary_users_sandbox_is_denied_it_too(user: User, world: Internet):
+    def said(process: "subprocess.Popen[str]") -> object:
+        assert process.stdout is not None
+        return json.loads(process.stdout.readline())
+
+    def tried() -> object:
+        assert owner.stdin is not None
+        owner.stdin.write("\n")
+        owner.stdin.flush()
+        return said(owner)
+
+    with user.helped(inside=world), user.start(SCRIPT, LATER, REACH, inside=world) as owner:
+        assert said(owner) == "made"
+        change(world, "add")
+        wait_until(lambda: tried() == ["EPERM", "hello"])
+
+
+def test_the_machines_addresses_are_those_that_it_has_now(world: Internet):
+    addresses = links.run_in(world.namespace, Addresses)
+    before = set(addresses.current())
+    assert {HOST, "127.0.0.1", "::1"} <= before
+    change(world, "add")
+    assert set(addresses.current()) - before == {LATER, LATER_6}
+    change(world, "delete")
+    assert set(addresses.current()) == before
+    addresses.close()
+
+
+def test_helper_and_owner_deny_the_same():
+    """Both by their own table: of root's process, and of what runs without the project's rules."""
+    own = (HOST, LATER_6, "127.0.0.1", "169.254.3.4", "::1", "fe80::1", "64:ff9b::c633:6408")
+    rules = [Rule(prefix_of(net), EVERY_PORT) for net in (*NOWHERE, POOL_4, POOL_6)]
+    everything = {rule.prefix for rule in rules}
+    rules += [Rule(prefix_of(each), Ports(*ports, 0)) for each in own for ports in CONTROL_PORTS]
+    expected = {
+        pack_deny_key(prefix): pack_entry(ports)
+        for prefix, ports in compile_table(rules, with_zones=False).items()
+        if prefix in everything or not any(net.covers(prefix) for net in everything)
+    }
+    found = entries(own)
+    for net in everything:  # every port, whatever else is said there
+        assert found.pop(pack_deny_key(net)) == pack_entry((EVERY_PORT,))
+        expected.pop(pack_deny_key(net))
+    assert found == expected
