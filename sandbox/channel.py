@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.clock import Clock
+from sandbox.forks import leave_in_children
 from sandbox.wire import FRAME_BYTES, Frame, Kind, decode, encode
 
 _MAX_EVENTS = 64
@@ -77,6 +78,7 @@ class Channel:
         self._epoll.register(sock, select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._on_end: Callable[[], None] = lambda: None
+        leave_in_children(self)
 
     @property
     def name(self) -> str:
@@ -166,6 +168,14 @@ class Channel:
             self._kick()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+    def leave(self) -> None:
+        """In a child of a fork: the sandbox is its parent's, and ends with that."""
+        self._lock, self._lost = threading.Lock(), True
+        self._listeners.clear()
+        self._watched.clear()
+        self._epoll.close()
+        self._socket.close()
 
     def _send(self, message: _Outgoing) -> None:
         if not self._outgoing and self._send_now(message):

@@ -15,6 +15,7 @@ from sandbox.channel import Channel
 from sandbox.checking import checked
 from sandbox.errors import InvalidArgument, PolicyDenied
 from sandbox.feed import OnOutput, Watchers
+from sandbox.forks import leave_in_children
 from sandbox.policy import Policy
 from sandbox.results import CommandResult
 from sandbox.running import Call, Host, RunningCommand
@@ -44,6 +45,7 @@ class Commands:
         self._log = log  # None: nobody wants to know what was run
         self._lock = threading.Lock()  # guards what follows
         self._running: dict[int, RunningCommand] = {}
+        leave_in_children(self)
 
     @property
     def sandbox_id(self) -> str:
@@ -144,6 +146,13 @@ class Commands:
                 return command
             running = ", ".join(map(str, self._running)) or "none"
         raise InvalidArgument(f"id={id}: no such command runs", hint=f"running: {running}")
+
+    def leave(self) -> None:
+        """In a child of a fork: what runs is its parent's."""
+        self._lock = threading.Lock()
+        running, self._running = self._running, {}
+        for command in running.values():
+            command.leave()
 
     def _check_policy(self, timeout_s: float | None, output_bytes: int, *, with_terminal: bool) -> None:
         """A call may ask for less than the policy has, and not for more."""

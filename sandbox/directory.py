@@ -26,6 +26,7 @@ from sandbox.errors import (
     UnsupportedError,
     error_of,
 )
+from sandbox.forks import leave_in_children
 from sandbox.journal import Journal, Record
 from sandbox.places import chosen_state_dir
 from sandbox.processes import ProcessKey, boot_id, this_process
@@ -56,9 +57,9 @@ class Directory(Generic[T]):
         self._live: dict[tuple[Path, str], T] = {}
         self._ended: OrderedDict[tuple[Path, str], SandboxGone] = OrderedDict()
         self._door = Door(self._answer)
-        os.register_at_fork(after_in_child=self._begin_anew)
+        leave_in_children(self)
 
-    def _begin_anew(self) -> None:
+    def leave(self) -> None:
         """In a child of a fork, which has its parent's objects and none of the threads that serve them: what
         the parent has is another process's."""
         self._lock, self._live, self._ended = threading.Lock(), {}, OrderedDict()

@@ -25,6 +25,7 @@ from sandbox.errors import (
     UnsupportedError,
     error_of,
 )
+from sandbox.forks import close_in_children
 from sandbox.processes import ProcessKey, this_process
 
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
@@ -75,6 +76,7 @@ class Door:
     def leave(self) -> None:
         """In a child of a fork: the door is its parent's. Nobody else calls it."""
         self._lock = threading.Lock()  # which another thread of the parent may have held
+        self._room = _Room(_MOST_AT_ONCE)
         if self._listener is not None:
             self._listener.close()
         self._opened_by = self._listener = None
@@ -86,6 +88,7 @@ class Door:
             except OSError:  # no descriptor is free: whoever asks is told nothing, and may ask again
                 time.sleep(_AGAIN_S)
                 continue
+            close_in_children(connection)
             connection.settimeout(_REQUEST_PATIENCE_S)
             try:
                 _check_peer(connection)
@@ -146,6 +149,7 @@ def ask(owner: ProcessKey, request: Request, patience_s: float = PATIENCE_S) -> 
     answer: it is in another network namespace, or has no descriptor left.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        close_in_children(connection)
         connection.settimeout(patience_s)
         try:
             connection.connect(_name(owner))

@@ -10,7 +10,7 @@ SandboxError
 ├── Conflict          a key that stands for another order of a sandbox
 ├── StartError        the sandbox did not come up; `phase` says how far it got
 ├── SandboxNotFound   there never was one of that id, as far as is known here (is a LookupError)
-├── SandboxGone       it was there: `reason` is killed, expired, idle, broken or lost
+├── SandboxGone       it was there: `reason` is killed, expired, idle, broken, lost or forked
 ├── RequestTimeout    the caller's patience was over; what was asked goes on (is a TimeoutError)
 ├── CommandError      a command of `run(check=True)` did not end well; `result` is all of it
 │   ├── CommandTimeout    its time was over                        (is a TimeoutError)
@@ -37,14 +37,14 @@ from protocol.errors import DockyardError, InvalidInput, MissingCapability, Reso
 from sandbox.results import CommandResult, Reason
 
 Blame = Literal["agent", "platform", "caller"]
-GoneReason = Literal["killed", "expired", "idle", "broken", "lost"]
+GoneReason = Literal["killed", "expired", "idle", "broken", "lost", "forked"]
 RETRY_AFTER_S = 1.0  # nobody knows when others end
 _SHORTAGES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
 )
 _ENDED_BY: dict[GoneReason, Blame] = {
     **{"killed": "caller", "expired": "caller", "idle": "caller"},
-    **{"broken": "agent", "lost": "platform"},
+    **{"broken": "agent", "lost": "platform", "forked": "caller"},
 }
 # What a record has where the error has it; each is an attribute of the same name.
 _DETAILS = ("capability", "limit", "field", "path", "errno", "exit_code")
@@ -173,7 +173,8 @@ class SandboxNotFound(SandboxError, LookupError):
 
 class SandboxGone(SandboxError):
     """The sandbox has ended. killed: by its owner; expired: lifetime; idle: idle time; broken: it would not
-    end a command and was ended as a whole; lost: its first process or its owner died."""
+    end a command and was ended as a whole; lost: its first process or its owner died; forked: it lives, and
+    is the process's that this one was forked from."""
 
     code = "gone"
 

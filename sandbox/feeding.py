@@ -5,6 +5,7 @@ import threading
 
 from sandbox.channel import Channel
 from sandbox.errors import InvalidArgument
+from sandbox.forks import close_left
 
 PIECE_BYTES = 1 << 16
 
@@ -50,6 +51,12 @@ class Input:
         """Nobody reads it any more. Idempotent."""
         with self._lock:
             self._let_go()
+
+    def leave(self) -> None:
+        """In a child of a fork: what is fed is its parent's to feed."""
+        self._lock, self._is_over, self._is_watched = threading.Lock(), True, False
+        fd, self._fd = self._fd, None
+        close_left(fd)
 
     def _on_ready(self) -> None:
         with self._lock:

@@ -95,6 +95,11 @@ class Helper:
         with self._lock:
             self._connection.close()
 
+    def leave(self) -> None:
+        """In a child of a fork, whose parent goes on with the connection."""
+        self._lock = threading.Lock()
+        self._connection.close()
+
     def _ask_about(self, verb: str, name: str, path: str, flags: int) -> None:
         fd = os.open(path, flags | os.O_CLOEXEC)
         try:
@@ -144,6 +149,18 @@ def shared_helper(state_dir: Path) -> Helper | None:
 
 _shared: dict[str, Helper] = {}
 _lock = threading.Lock()
+
+
+def _leave() -> None:
+    """In a child of a fork: what the helper has given is its parent's, and goes with that."""
+    global _lock
+    _lock = threading.Lock()
+    for helper in _shared.values():
+        helper.leave()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_leave)
 
 
 def hierarchies_of(state_dir: Path) -> tuple[cgroups.Hierarchy, ...]:

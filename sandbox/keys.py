@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from sandbox.errors import CapacityError, Conflict, InvalidArgument, SandboxGone
+from sandbox.forks import leave_in_children
 from sandbox.orders import Order, difference
 
 MAX_KEY = 255  # characters
@@ -50,6 +51,12 @@ class Keys(Generic[T]):
         self._lock = threading.Lock()  # guards what follows
         self._entries: dict[tuple[Path, str], _Entry[T]] = {}
         self._look_at = _STEP  # entries, at which ended ones are looked for
+        leave_in_children(self)
+
+    def leave(self) -> None:
+        """In a child of a fork: keys stand for its parent's sandboxes, or for creates that no thread of its
+        own goes on with."""
+        self._lock, self._entries, self._look_at = threading.Lock(), {}, _STEP
 
     def get_or_make(self, key: str, order: Order, make: Callable[[], T]) -> T:
         """What the key stands for, made if this is its first use. Blocks while another thread makes it, and

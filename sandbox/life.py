@@ -11,6 +11,7 @@ from typing import Literal
 from protocol.clock import Clock
 from sandbox.cgroups import Counters
 from sandbox.errors import GoneReason, SandboxError, SandboxGone
+from sandbox.forks import close_left, leave_in_children
 from sandbox.limits import Limits
 from sandbox.ownership import Ownership
 from sandbox.pausing import Freezer
@@ -22,7 +23,9 @@ _GONE_TEXT: dict[GoneReason, str] = {
     "idle": "was idle for too long",
     "broken": "would not end a command and was ended",
     "lost": "ended by itself: its first process died",
+    "forked": "is the process's that this one was forked from",
 }
+_FORKED_HINT = "ask that process by `sandbox.sandboxes.attach`, or create one of this process's own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Life:
         self._idle_s = limits.idle_s
         self.freezer = Freezer(ownership.groups.unified, clock, self._on_resume)
         self.wake: Callable[[], None] = lambda: None  # the channel's, once there is one
+        leave_in_children(self)
 
     def end(self, reason: GoneReason) -> None:
         """Kills init, and with it the whole sandbox. The first reason stays. Does not block."""
@@ -66,9 +70,16 @@ class Life:
     def close(self) -> None:
         """Lets go of the handle. Idempotent."""
         with self._lock:
-            if self._init is not None:
-                os.close(self._init)
-            self._init = None
+            init, self._init = self._init, None
+        if init is not None:
+            os.close(init)
+
+    def leave(self) -> None:
+        """In a child of a fork: the sandbox lives on, and is another process's."""
+        self._lock, self._reason = threading.Lock(), self._reason or "forked"
+        init, self._init = self._init, None
+        close_left(init)
+        self.freezer = Freezer(None, self._clock, lambda: None)
 
     def gone(self) -> SandboxGone | None:
         """Why the sandbox has ended, None while it has not."""
@@ -77,7 +88,8 @@ class Life:
         if reason is None:
             return None
         text = f"sandbox {self._id} {_GONE_TEXT[reason]}"
-        return SandboxGone(text, reason=reason, hint="create a new one", sandbox_id=self._id)
+        hint = _FORKED_HINT if reason == "forked" else "create a new one"
+        return SandboxGone(text, reason=reason, hint=hint, sandbox_id=self._id)
 
     def set_timeout(self, lifetime_s: float | None, idle_s: float | Literal["keep"] | None) -> None:
         """See `Sandbox.set_timeout`, which has checked them. Raises SandboxGone."""

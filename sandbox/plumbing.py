@@ -19,6 +19,7 @@ from functools import partial
 
 from sandbox.channel import Channel, receive
 from sandbox.feeding import Input
+from sandbox.forks import close_left
 from sandbox.wire import WITH_INPUT, WITH_TERMINAL, Frame, Kind, TerminalSize, decode
 
 PIPE_BYTES = 1 << 18  # of output not read yet; fewer switches than with the kernel's 64 KiB
@@ -81,6 +82,15 @@ class Plumbing:
             left = MOST_PIPE_BYTES
             while left > 0 and (length := self._read(number)):
                 left -= length
+
+    def leave(self) -> None:
+        """In a child of a fork: lets go of descriptors, and of nothing that its parent waits at."""
+        self._lock = threading.Lock()
+        outputs, self._outputs = self._outputs, [None, None]
+        for fd in (*outputs, *self.hand_over()):
+            close_left(fd)
+        if self._report is not None:
+            self._report.close()
 
     def close(self) -> None:
         """Lets go of all, whoever takes the output too: what belongs to a command that has ended goes with

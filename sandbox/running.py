@@ -128,9 +128,7 @@ class RunningCommand:
             raise
         if not sent:
             self._drop()
-            raise self._host.gone() or SandboxGone(
-                "the sandbox is gone", reason="lost", sandbox_id=self._channel.name
-            )
+            raise self._gone()
         return self
 
     def _send_off(self) -> bool:
@@ -147,6 +145,11 @@ class RunningCommand:
         second = 0 if size is None else pack_size(size)
         handed = plumbing.hand_over()
         return self._channel.open(self._id, self, Kind.EXEC, first=plumbing.flags, second=second, fds=handed)
+
+    def _gone(self) -> SandboxGone:
+        return self._host.gone() or SandboxGone(
+            "the sandbox is gone", reason="lost", sandbox_id=self._channel.name
+        )
 
     def _drop(self) -> None:
         """It has not been started."""
@@ -202,6 +205,14 @@ class RunningCommand:
             self._log.note("kill", command=self._id)
         self._end("killed")
         self._channel.wake()
+
+    def leave(self) -> None:
+        """In a child of a fork: nobody there would wait for its end in vain."""
+        self.future = Future()
+        self.future.set_exception(self._gone())
+        self._input.leave()
+        if self._plumbing is not None:
+            self._plumbing.leave()
 
     def on_frame(self, frame: Frame) -> bool:
         """Channel thread: the end of a command whose minder could not report it, or had not even begun."""

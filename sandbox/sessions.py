@@ -14,6 +14,7 @@ from sandbox.checking import checked
 from sandbox.commands import Commands
 from sandbox.feed import OnOutput
 from sandbox.files import Files
+from sandbox.forks import leave_in_children
 from sandbox.results import CommandResult
 from sandbox.running import RunningCommand
 
@@ -54,6 +55,7 @@ class Session:
         self._commands = commands
         self._first = (cwd, dict(env))
         self._lock = Lock()
+        leave_in_children(self)
         kind = "bash" if commands.shell.endswith("/bash") else "sh"
         self._script = _SCRIPT.format(save=_SAVE[kind])
 
@@ -61,6 +63,10 @@ class Session:
     def sandbox_id(self) -> str:
         """Whose session it is."""
         return self._commands.sandbox_id
+
+    def leave(self) -> None:
+        """In a child of a fork, where no other thread runs a command of it."""
+        self._lock = Lock()
 
     def timeout_of_run(self, timeout_s: float | None) -> float:
         """See `Commands.timeout_of_run`."""

@@ -179,6 +179,16 @@ _shared: dict[Path, Egress] = {}
 _shared_lock = threading.Lock()
 
 
+def _leave() -> None:
+    """In a child of a fork, which has none of the threads that serve it."""
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_leave)
+
+
 def shared_egress(state_dir: Path) -> Egress:
     """The one of this process and state directory, made at the first use: this process's own namespace is the
     uplink. UnsupportedError where this host cannot enforce a policy."""

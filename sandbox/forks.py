@@ -1,0 +1,56 @@
+"""What a forked child lets go of: its parent's sandboxes.
+
+A fork copies descriptors, locks and registries, and none of the threads that serve them. A child that kept a
+control socket would keep the sandbox alive after its owner's death, one that asked through it would take
+its owner's answers, and a lock that another thread held is never given back. So whatever holds such things
+registers here, and the child begins without them.
+"""
+
+import itertools
+import os
+import socket
+from contextlib import suppress
+from typing import Protocol
+from weakref import WeakSet, WeakValueDictionary
+
+
+class Heirloom(Protocol):
+    """Something of one process alone."""
+
+    def leave(self) -> None:
+        """In a child of a fork, where nothing else runs: lets go of descriptors and begins its locks anew.
+        Must not wait, nor touch what it shares with the parent, such as an epoll's list. Idempotent; nobody
+        else calls it."""
+        ...
+
+
+_heirlooms: WeakValueDictionary[int, Heirloom] = WeakValueDictionary()  # in the order of their making
+_sockets: WeakSet[socket.socket] = WeakSet()
+_numbers = itertools.count()
+
+
+def leave_in_children(heirloom: Heirloom) -> None:
+    """Calls its `leave` in every child of a fork from now on, for as long as it is there."""
+    _heirlooms[next(_numbers)] = heirloom
+
+
+def close_in_children(sock: socket.socket) -> None:
+    """A socket whose other end waits for this process to end."""
+    _sockets.add(sock)
+
+
+def close_left(fd: int | None) -> None:
+    """For `leave`: closes what the parent may just have been closing."""
+    if fd is not None:
+        with suppress(OSError):
+            os.close(fd)
+
+
+def _leave_all() -> None:
+    for sock in list(_sockets):
+        sock.close()
+    for heirloom in list(_heirlooms.values()):
+        heirloom.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)

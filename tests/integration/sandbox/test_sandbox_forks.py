@@ -1,0 +1,94 @@
+"""A child of a fork has its parent's objects and none of its sandboxes: it says so, keeps none alive, and
+makes its own."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from sandbox.audit import sweep
+from sandbox.journal import Journal
+
+REPOSITORY = Path(__file__).parents[3]
+KEEP = """
+import os, signal, sys
+from sandbox import Sandbox
+state, toolkit = sys.argv[1:]
+box = Sandbox.create(state_dir=state, toolkit=toolkit, env={"A": "1"})
+running = [box.commands.start("sleep 1000", stdin=None), box.commands.start("cat", stdin="x" * 1_000_000)]
+if os.fork() == 0:
+    print("forked", flush=True)
+    signal.pause()
+signal.pause()
+"""
+
+
+def test_no_sandbox_outlives_its_owner_with_what_that_has_forked(tmp_path: Path, toolkit: Path):
+    words = [sys.executable, "-c", KEEP, str(tmp_path), str(toolkit)]
+    with subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, process_group=0) as owner:
+        try:
+            assert owner.stdout is not None
+            assert owner.stdout.readline() == "forked\n"
+            (record,) = Journal(tmp_path).records()
+            init = os.pidfd_open(record.processes[-1].pid)
+            owner.send_signal(signal.SIGKILL)
+            assert _ends(init), "init lives on, as the child of its owner does"
+        finally:
+            os.killpg(owner.pid, signal.SIGKILL)
+    sweep(tmp_path)
+
+
+def _ends(pidfd: int) -> bool:
+    ready, _, _ = select.select([pidfd], [], [], 20)
+    os.close(pidfd)
+    return bool(ready)
+
+
+ASK = """
+import os, sys, threading
+from sandbox import Sandbox, sandboxes
+from sandbox.errors import SandboxGone
+state, toolkit = sys.argv[1:]
+
+def refused(call):
+    try:
+        call()
+    except SandboxGone as gone:
+        assert gone.reason == "forked" and "that this one was forked from" in gone.message, gone
+        return True
+    return False
+
+box = Sandbox.create(state_dir=state, toolkit=toolkit, key="k1")
+session, running = box.sessions.create(), box.commands.start("cat", stdin=None)
+paused = Sandbox.create(state_dir=state, toolkit=toolkit)
+paused.pause()
+if (child := os.fork()) == 0:
+    calls = (
+        lambda: box.commands.run("true", timeout_s=2), lambda: session.run("true"), running.wait,
+        lambda: box.files.read("/etc/passwd"), box.get_info, box.pause, box.snapshot, box.fork_fs,
+        lambda: box.set_timeout(1), lambda: box.set_network("none", 1), paused.resume,
+    )
+    print([call for call in calls if not refused(call)], box.is_running, box.commands.list())
+    running.send_stdin("from the child")
+    running.kill(), box.kill(), paused.kill()
+    with Sandbox.create(state_dir=state, toolkit=toolkit, key="k1") as own:
+        print(own.id != box.id, own.commands.run("echo own").stdout, end="")
+    print(sandboxes.attach(box.id, state_dir=state).commands.run("echo asked").stdout, end="", flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(paused.is_paused, Sandbox.create(state_dir=state, toolkit=toolkit, key="k1") is box)
+running.send_stdin("from the parent")
+running.close_stdin()
+print(running.wait(20).stdout)
+box.kill(), paused.kill()
+"""
+
+
+def test_what_a_child_has_of_its_parents_says_whose_it_is(tmp_path: Path, toolkit: Path):
+    words = [sys.executable, "-c", ASK, str(tmp_path), str(toolkit)]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == [
+        "[] False ()", "True own", "asked", "True True", "from the parent",
+    ], done.stderr  # fmt: skip
