@@ -9,6 +9,7 @@ registers here, and the child begins without them.
 import itertools
 import os
 import socket
+import threading
 from contextlib import suppress
 from typing import Protocol
 from weakref import WeakSet, WeakValueDictionary
@@ -44,6 +45,12 @@ def close_left(fd: int | None) -> None:
     if fd is not None:
         with suppress(OSError):
             os.close(fd)
+
+
+def free(lock: threading.Lock) -> None:
+    """For what is left by a function: another thread of the parent's may have held it."""
+    with suppress(RuntimeError):  # nobody did
+        lock.release()
 
 
 def _leave_all() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from sandbox import cgroups
 from sandbox.errors import CapacityError, StartError
+from sandbox.forks import free
 from sandbox.places import helper_socket
 
 _PATIENCE_S = 30.0  # a link of each other process of this user's may come first
@@ -153,8 +154,7 @@ _lock = threading.Lock()
 
 def _leave() -> None:
     """In a child of a fork: what the helper has given is its parent's, and goes with that."""
-    global _lock
-    _lock = threading.Lock()
+    free(_lock)
     for helper in _shared.values():
         helper.leave()
     _shared.clear()

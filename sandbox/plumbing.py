@@ -86,9 +86,9 @@ class Plumbing:
     def leave(self) -> None:
         """In a child of a fork: lets go of descriptors, and of nothing that its parent waits at."""
         self._lock = threading.Lock()
-        outputs, self._outputs = self._outputs, [None, None]
-        for fd in (*outputs, *self.hand_over()):
+        for fd in (*self._outputs, *self.hand_over()):
             close_left(fd)
+        self._outputs = [None, None]
         if self._report is not None:
             self._report.close()
 

@@ -16,6 +16,7 @@ from sandbox.egress.libbpf import load_library
 from sandbox.egress.resolver import Resolver
 from sandbox.egress.rules import EVERY_PORT, Ports, Rule, prefix_of
 from sandbox.errors import CapacityError, StartError, UnsupportedError, is_shortage
+from sandbox.forks import free
 from sandbox.places import EGRESS_OBJECT
 from sandbox.policy import Network
 from sandbox.pool import Pool
@@ -181,8 +182,7 @@ _shared_lock = threading.Lock()
 
 def _leave() -> None:
     """In a child of a fork, which has none of the threads that serve it."""
-    global _shared_lock
-    _shared_lock = threading.Lock()
+    free(_shared_lock)
     _shared.clear()
 
 
