@@ -60,16 +60,14 @@ class BlockPool:
             found.append(block)
         return found
 
-    def count_known(self, keys: Iterable[bytes]) -> tuple[int, int]:
-        """How many blocks `match` would find, and how many of them are free now. Changes nothing."""
-        num_known = num_free = 0
-        for key in keys:
-            block = self._by_key.get(key)
-            if block is None:
-                break
-            num_known += 1
-            num_free += self._references[block] == 0
-        return num_known, num_free
+    def count_free(self, shared: Iterable[bytes], released: Iterable[int] = ()) -> int:
+        """How many blocks `allocate` could take beside known ones under the keys `shared`, which are held
+        then, once `released` are given back (one entry a reference). Changes nothing."""
+        given = Counter(released)
+        freed = {block for block, count in given.items() if count == self._references[block]}
+        found = {self._by_key[key] for key in shared if key in self._by_key}
+        num_shared = sum(self._references[block] == 0 or block in freed for block in found)
+        return self.num_available + len(freed) - num_shared
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks of unknown content, held once. Callers ask `num_available` first."""

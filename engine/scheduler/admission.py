@@ -1,5 +1,6 @@
 """What a waiting sequence would start with, worked out without changing anything."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from engine.cache.block_pool import BlockPool
@@ -21,10 +22,11 @@ class Admission:
     windows: KvPayload | None
     num_needed: int  # new blocks
 
-    def fits(self, pool: BlockPool) -> bool:
-        """Whether the new blocks are to be had beside the shared ones, which may be free themselves."""
-        num_free = sum(pool.count_known((key,))[1] for key, payload in self.known if payload is None)
-        return self.num_needed <= pool.num_available - num_free
+    def fits(self, pool: BlockPool, released: Iterable[int] = ()) -> bool:
+        """Whether the new blocks are to be had beside the shared ones, which may be free themselves.
+        `released`: as if these were given back before."""
+        shared = [key for key, payload in self.known if payload is None]
+        return self.num_needed <= pool.count_free(shared, released)
 
 
 def plan_admission(

@@ -332,8 +332,7 @@ class Scheduler:
 
     def _make_way(self, lower: list[Sequence], admission: Admission) -> bool:
         """Preempt as many of those as it takes to make room, if they are enough."""
-        gained = sum(not self._pool.is_shared(block) for s in lower for block in s.blocks)
-        if not lower or admission.num_needed > self._pool.num_available + gained:
+        if not lower or not admission.fits(self._pool, (block for s in lower for block in s.blocks)):
             return False
         while lower and not self._fits(admission):
             self._preempt(lower.pop(0))

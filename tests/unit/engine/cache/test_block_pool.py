@@ -83,15 +83,23 @@ class PoolMachine(RuleBasedStateMachine):
     def match(self, content: int) -> object:
         path = CHAINS[content]
         chain = [key_of(path[: end + 1]) for end in range(len(path))]
-        num_known, num_free = self.pool.count_known(chain)
-        before = self.pool.num_available
-        blocks = self.pool.match(chain)
-        assert (num_known, num_free) == (len(blocks), before - self.pool.num_available)
         known = [path[: end + 1] in self.contents.values() for end in range(len(path))]
         expected = known.index(False) if False in known else len(path)
+        num_free = self.pool.count_free(chain[:expected])
+        blocks = self.pool.match(chain)
+        assert num_free == self.pool.num_available
         assert [self.contents[block] for block in blocks] == [path[: end + 1] for end in range(expected)]
         self.held += blocks
         return multiple(*blocks)
+
+    @rule(given=st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=NUM_BLOCKS), content=contents)
+    def count_free(self, given: list[int], content: int) -> None:
+        """As counted by hand over what would be held then."""
+        left = list(self.held)
+        released = [block for block in given if block in left and (left.remove(block) or True)]
+        shared = {block for block, path in self.contents.items() if CHAINS[content][: len(path)] == path}
+        keys = [key_of(self.contents[block]) for block in sorted(shared)]
+        assert self.pool.count_free(keys, released) == NUM_BLOCKS - len(shared | set(left))
 
     @rule(target=references, block=references)
     def share(self, block: int) -> int:
