@@ -28,6 +28,7 @@ class GgufTensor:
     shape: tuple[int, ...]
     format: str  # F32, Q4_1, Q8_0, … as GGML names them
     data: NDArray[Any]
+    first: int  # byte of the file, at which `data` begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,8 @@ def open_gguf(path: Path) -> GgufFile:
 
 def _tensor(tensor: Any) -> GgufTensor:
     shape = tuple(int(size) for size in reversed(tensor.shape))
-    return GgufTensor(tensor.name, shape, tensor.tensor_type.name, np.asarray(tensor.data))
+    data, first = np.asarray(tensor.data), int(tensor.data_offset)
+    return GgufTensor(tensor.name, shape, tensor.tensor_type.name, data, first)
 
 
 def _check_start(path: Path) -> None:

@@ -19,6 +19,7 @@ from engine.results import StepResult
 
 GREEDY = SamplingParams(max_tokens=64, ignore_eos=True, logprobs=0)
 WARM = replace(GREEDY, max_tokens=1)
+_SAME_END = 16 << 10  # bytes at each end of a tensor whose middle is changed
 
 
 @dataclass(slots=True)
@@ -121,7 +122,7 @@ class Subject:
         return answer.token_ids == right.token_ids, answer.logprobs == right.logprobs
 
     def changed(self) -> "Subject":
-        """The same cases, and a model whose first layer's norm weighs otherwise. Made once."""
+        """The same cases, and a model that differs in the middle of one tensor. Made once."""
         if self._changed is None:
             self._folder = Path(tempfile.mkdtemp(prefix="dockyard-other-weights-"))
             other = change_weights(model_path(self.name), self._folder / "other")
@@ -182,13 +183,14 @@ def gather(result: StepResult, found: Answers) -> None:
 
 
 def change_weights(source: Path, target: Path) -> Path:
-    """A copy of a model's folder in which the first layer's norm weighs otherwise."""
+    """A copy of a model's folder in which the middle of the matrix that mixes the first layer's streams has
+    other values; its ends, and all else, are the same."""
     shutil.copytree(source, target)
     data = bytearray((target / WEIGHTS).read_bytes())
     length = int.from_bytes(data[:8], "little")
-    start, stop = json.loads(data[8 : 8 + length])["layers.0.attn_norm.weight"]["data_offsets"]
-    for index in range(8 + length + start, 8 + length + stop, 2):
-        data[index] ^= 0x40  # of a bfloat16's fraction
+    start, stop = json.loads(data[8 : 8 + length])["layers.0.hc_attn_fn"]["data_offsets"]
+    for index in range(8 + length + start + _SAME_END, 8 + length + stop - _SAME_END, 4):
+        data[index + 2] ^= 0x40  # of a float32's fraction
     (target / WEIGHTS).write_bytes(data)
     write_sums(target)  # or the folder is refused as spoilt
     return target

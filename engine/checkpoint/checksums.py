@@ -1,6 +1,7 @@
 """The SHA-256 of a folder's files, in the form that `sha256sum -c` reads, and what a load makes of it.
 
-A fingerprint samples tensors, so bytes that change within one are nothing that it sees.
+A fingerprint tells weights apart and knows not which are the right ones: bytes that a disk or a download has
+spoilt make a model of their own.
 """
 
 import hashlib

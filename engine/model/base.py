@@ -163,7 +163,10 @@ class Model(Protocol):
     def eos_ids(self) -> frozenset[int]: ...
     @property
     def fingerprint(self) -> str:
-        """Names weights, numerics and the form of the caches: equal where hand-offs and cached blocks fit."""
+        """Names weights, numerics and the form of the caches: equal where hand-offs and cached blocks fit.
+
+        Of all bytes, which the first call reads.
+        """
         ...
 
     @property

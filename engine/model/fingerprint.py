@@ -1,71 +1,43 @@
 """Names of weights and of what computes with them: equal where hand-offs and cached blocks of one worker fit
-another."""
+another.
+
+Every byte of every tensor takes part: KV of weights that differ anywhere is wrong, and nothing would tell.
+The files have just been read to be loaded, and are read once more for it.
+"""
 
 import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from engine.gguf_file import GgufFile
+from engine.gguf_file import GgufFile, GgufTensor
+from engine.model.content_digest import ContentDigest, Stored, stored_in
 from kernels.operations import Operations, numerics_name
-
-_SAMPLED_BYTES = 4096  # from each end of a tensor
 
 
 def of_gguf(config: object, operations: Operations, file: GgufFile) -> str:
-    """A hash of the shape, of the numerics, and of each tensor's name, shape, format and both ends.
+    """A hash of the shape, of the numerics, and of each tensor's name, shape, format and bytes.
 
-    Neither the file's name nor what it says of itself takes part. A training changes every matrix, and added
-    tokens the end of one; reading all of a large file would cost more than loading it.
+    Neither the file's name nor what it says of itself takes part.
     """
-    digest = _digest(config, operations)
-    for name, tensor in sorted(file.tensors.items()):
-        digest.update(f"{name} {tensor.shape} {tensor.format}".encode())
-        data = tensor.data.reshape(-1)
-        count = _SAMPLED_BYTES // data.itemsize
-        digest.update(data[:count].tobytes() + data[-count:].tobytes())
-    return digest.hexdigest()
+    return _of(config, operations, {name: _stored(file.path, t) for name, t in file.tensors.items()})
 
 
 def of_folder(config: object, operations: Operations, shards: Mapping[str, Path]) -> str:
-    """A hash of shape, numerics, and each tensor's name, shape, type and both ends, in whatever file.
+    """A hash of shape, numerics, and each tensor's name, shape, type and bytes, in whatever file.
 
     `shards`: the file of each stored tensor.
     """
-    digest = _digest(config, operations)
-    tensors = {shard: _stored(shard) for shard in set(shards.values())}
-    for name, shard in sorted(shards.items()):
-        stored = tensors[shard][name]
-        digest.update(f"{name} {stored.about}".encode())
-        with shard.open("rb") as stream:
-            for at in (stored.first, max(stored.last - _SAMPLED_BYTES, stored.first)):
-                stream.seek(at)
-                digest.update(stream.read(min(_SAMPLED_BYTES, stored.last - at)))
-    return digest.hexdigest()
+    tensors = {shard: stored_in(shard) for shard in set(shards.values())}
+    return _of(config, operations, {name: tensors[shard][name] for name, shard in shards.items()})
 
 
-def _digest(config: object, operations: Operations) -> "hashlib.blake2b":
-    return hashlib.blake2b(f"{numerics_name(operations)} {config!r}".encode(), digest_size=12)
+def _stored(path: Path, tensor: GgufTensor) -> Stored:
+    stop = tensor.first + tensor.data.nbytes
+    return Stored(f"{tensor.format} {tensor.shape}", path, tensor.first, stop)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A tensor's bytes in its file."""
-
-    about: str  # shape and type
-    first: int
-    last: int
-
-
-def _stored(shard: Path) -> dict[str, _Stored]:
-    """From the file's header: eight bytes of length, then JSON (the format's description)."""
-    with shard.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header: dict[str, Any] = json.loads(stream.read(length))
-    header.pop("__metadata__", None)
-    return {
-        name: _Stored(f"{t['shape']} {t['dtype']}", *(8 + length + int(at) for at in t["data_offsets"]))
-        for name, t in header.items()
-    }
+def _of(config: object, operations: Operations, tensors: Mapping[str, Stored]) -> str:
+    content = ContentDigest()
+    content.add_stored(tensors)
+    about = f"{numerics_name(operations)} {config!r} {content.hex()}"
+    return hashlib.blake2b(about.encode(), digest_size=12).hexdigest()

@@ -101,6 +101,7 @@ class LlamaModel:
     def __init__(self, file: GgufFile, operations: Operations) -> None:
         self.config = config = LlamaConfig.from_gguf(file)
         self.file = file
+        self._fingerprint = ""  # until it is asked for
         self.operations = operations
         c, v = config.channels, config.vocabulary
         weights = WeightReader(file)
@@ -130,7 +131,9 @@ class LlamaModel:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint.of_gguf(self.config, self.operations, self.file)
+        if not self._fingerprint:
+            self._fingerprint = fingerprint.of_gguf(self.config, self.operations, self.file)
+        return self._fingerprint
 
     @property
     def resume_rules(self) -> ResumeRules:

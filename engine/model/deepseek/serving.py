@@ -113,6 +113,7 @@ class DeepseekServed:
         self.text, self._folder, self._replay = text, folder, replay
         self._decoder = replay and text.has_encoder
         self.operations = text.operations
+        self._fingerprint = ""  # until it is asked for
 
     @property
     def path(self) -> Path:
@@ -138,12 +139,11 @@ class DeepseekServed:
 
     @property
     def fingerprint(self) -> str:
-        """Of weights, the caches' formats, the numerics, and replay, which decides what a row computes.
-
-        Weights by samples (`fingerprint.of_folder`).
-        """
-        shape = (self.text.shape, self._replay, self.text.identity)
-        return fingerprint.of_folder(shape, self.operations, self._folder.shards)
+        """Of weights, the caches' formats, the numerics, and replay, which decides what a row computes."""
+        if not self._fingerprint:
+            shape = (self.text.shape, self._replay, self.text.identity)
+            self._fingerprint = fingerprint.of_folder(shape, self.operations, self._folder.shards)
+        return self._fingerprint
 
     @property
     def resume_rules(self) -> ResumeRules:
