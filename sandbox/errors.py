@@ -41,6 +41,7 @@ GoneReason = Literal["killed", "expired", "idle", "broken", "lost", "forked"]
 RETRY_AFTER_S = 1.0  # nobody knows when others end
 _SHORTAGES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
+    | {errno.ETOOMANYREFS}  # descriptors that this user has under way in sockets
 )
 _ENDED_BY: dict[GoneReason, Blame] = {
     **{"killed": "caller", "expired": "caller", "idle": "caller"},

@@ -15,6 +15,7 @@ _WORDS: dict[int, str] = {
     Trouble.BAD_MESSAGE: "the sandbox's init is older than this; run `python -m sandbox.native.build`",
     Trouble.SPEAKS: "is a file of the kernel's, which answers to who reads it: let a command read it",
     errno.EFBIG: "is larger than allowed",
+    errno.ETOOMANYREFS: "commands hold as many descriptors under way in sockets as a user may have",
 }
 _KINDS: dict[int, type[FileError]] = {
     errno.ENOENT: FileMissing,
@@ -26,6 +27,7 @@ _KINDS: dict[int, type[FileError]] = {
     Trouble.TOO_DEEP: UnsafePath,
     Trouble.SPEAKS: UnsafePath,
 }
+_OF_COMMANDS = frozenset({errno.ETOOMANYREFS})  # what only they bring about
 _REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
@@ -45,7 +47,10 @@ class FileErrors:
                 field=field, path=where, number=number, sandbox_id=self._sandbox_id,
             )  # fmt: skip
         kind = _KINDS.get(number, FileError)
-        return kind(f"{where}: {text}", path=where, number=number, sandbox_id=self._sandbox_id)
+        error = kind(f"{where}: {text}", path=where, number=number, sandbox_id=self._sandbox_id)
+        if number in _OF_COMMANDS:
+            error.blame = "agent"
+        return error
 
     def _fields(self, *paths: str) -> Iterator[str]:
         """Those of the policy that name one of the paths, or what it lies in. Links are not followed, so a

@@ -356,6 +356,7 @@ _LIMITS = {
     errno.ENOMEM: "memory_mb",
     errno.ENOSPC: "terminals",
     errno.EMFILE: "open files",
+    errno.ETOOMANYREFS: "descriptors under way",  # in sockets, by user
 }
 
 

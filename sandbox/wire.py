@@ -52,10 +52,10 @@ class Trouble(IntEnum):
     """What a DONE says beyond errno."""
 
     NOT_REGULAR = 1001
-    TOO_DEEP = 1002
     BAD_MESSAGE = 1003
     UNFINISHED = 1004
     SPEAKS = 2001  # of the owner's own finding: see `entries.speaks`
+    TOO_DEEP = 2002  # likewise
 
 
 @dataclass(frozen=True, slots=True)

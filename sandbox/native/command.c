@@ -21,15 +21,14 @@ static int open_terminal(uint32_t size, int report) {
     int locked = 0, master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
     if (master < 0 || ioctl(master, TIOCSPTLCK, &locked) || ioctl(master, TIOCSWINSZ, &shown)) return -1;
     int slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
-    if (slave >= 0) send_message(report, 0, TERMINAL, 0, 0, master);
-    return slave;
+    return slave >= 0 && send_message(report, 0, TERMINAL, 0, 0, master) ? slave : -1;
 }
 
 static bool take_streams(const struct message *call, const struct exec *exec) {
     int in = exec->in, out = exec->out, err = exec->err;
     if (call->first & EXEC_TERMINAL) in = out = err = open_terminal(call->second, exec->report);
     else if (!(call->first & EXEC_STDIN)) in = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) return false;
+    if (in < 0 || dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) return false;
     return !(call->first & EXEC_TERMINAL) || !ioctl(0, TIOCSCTTY, 0);
 }
 
@@ -42,13 +41,14 @@ static char **take_strings(char **cursor, uint32_t count) {
     return strings;
 }
 
-_Noreturn static void become_program(const struct message *call, const struct exec *exec, const struct limits *limits) {
+_Noreturn static void become_program(const struct message *call, const struct exec *exec, uint64_t data_bytes) {
     struct stat info;
     sigset_t none;
     sigemptyset(&none);
     setsid();
-    if (limits->data_bytes) setrlimit(RLIMIT_DATA, &(struct rlimit){limits->data_bytes, limits->data_bytes});
+    if (data_bytes) setrlimit(RLIMIT_DATA, &(struct rlimit){data_bytes, data_bytes});
     if (!take_streams(call, exec) || fstat(exec->words, &info)) give_up(exec->report, FAILED_START);
+    setrlimit(RLIMIT_NOFILE, &(struct rlimit){1024, 1024}); /* init and minder keep more, to be ahead of commands */
     uint32_t *words = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, exec->words, 0);
     if (words == MAP_FAILED) give_up(exec->report, FAILED_START);
     char *cwd = (char *)(words + 2), *cursor = cwd + strlen(cwd) + 1;
@@ -81,10 +81,10 @@ static bool has_children(void) {
     return ended == 0;
 }
 
-void run_minder(const struct message *call, const struct exec *exec, const struct limits *limits) {
+void run_minder(const struct message *call, const struct exec *exec, uint64_t data_bytes) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     pid_t program = vfork(); /* the minder has nothing to do until it runs, and no page is copied */
-    if (program == 0) become_program(call, exec, limits);
+    if (program == 0) become_program(call, exec, data_bytes);
     if (program < 0) give_up(exec->report, FAILED_START);
     close(exec->words), close(exec->out), close(exec->err), close(exec->in);
     int status = wait_for_program(program);

@@ -44,7 +44,7 @@ enum kind {
 
 enum exec_flag { EXEC_STDIN = 1, EXEC_TERMINAL = 2 };
 enum ending { ENDED_EXIT = 0, ENDED_SIGNAL = 1, FAILED_CHDIR = 2, FAILED_EXEC = 3, FAILED_START = 4, MINDER_DIED = 5 };
-enum trouble { NOT_REGULAR = 1001, TOO_DEEP = 1002, BAD_MESSAGE = 1003, UNFINISHED = 1004 };
+enum trouble { NOT_REGULAR = 1001, BAD_MESSAGE = 1003, UNFINISHED = 1004 };
 
 struct message {
     uint32_t id, kind, first, second;
@@ -57,20 +57,16 @@ struct exec {
     int words, report, out, err, in;
 };
 
-struct limits {
-    uint64_t processes, data_bytes; /* 0 = none */
-};
-
-/* wire.c. The socket's end is the caller's end; `fd` travels along, -1 = none */
-void send_message(int socket, uint32_t id, enum kind kind, uint32_t first, uint32_t second, int fd);
+/* wire.c. The socket's end is the caller's end; `fd` travels along, -1 = none. False where it cannot: errno says why */
+bool send_message(int socket, uint32_t id, enum kind kind, uint32_t first, uint32_t second, int fd);
 /* False when there is none now. What of `fds` is not used is -1 */
 bool receive_message(int socket, struct message *message, int fds[MAX_FDS]);
 
 /* processes.c: works on any number of descendants, forking ones included. False when some may be left */
 bool kill_descendants(pid_t root, const pid_t *spared, size_t num_spared);
 
-/* command.c */
-void run_minder(const struct message *call, const struct exec *exec, const struct limits *limits);
+/* command.c. `data_bytes` of each process, 0 = no limit */
+void run_minder(const struct message *call, const struct exec *exec, uint64_t data_bytes);
 
 /* files.c: 0, an errno or an enum trouble; `*opened` gets the descriptor that an OPEN asks for */
 uint32_t serve_file(const struct message *call, int content, int *opened);

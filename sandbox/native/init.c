@@ -6,7 +6,7 @@
 
 static pid_t minders[MAX_COMMANDS]; /* 0 = free */
 static uint32_t ids[MAX_COMMANDS];  /* of their commands */
-static struct limits limits;
+static uint64_t max_data_bytes; /* of a process */
 static int control;
 static int own_score; /* of the OOM killer, for this process; opened while it may still be */
 
@@ -27,11 +27,11 @@ static pid_t fork_offered_to_oom_killer(void) {
 static void start_command(const struct message *call, const int fds[MAX_FDS]) {
     struct exec exec = {fds[0], fds[1], fds[2], fds[3], fds[4]};
     int place = find_minder(0);
-    errno = exec.report < 0 ? EMFILE : EBUSY; /* a command may have lowered the limit */
+    errno = exec.report < 0 ? EMFILE : EBUSY;
     pid_t minder = exec.report >= 0 && place < MAX_COMMANDS ? fork_offered_to_oom_killer() : -1;
     if (minder == 0) {
         close(control), close(own_score);
-        run_minder(call, &exec, &limits);
+        run_minder(call, &exec, max_data_bytes);
     }
     if (minder < 0) send_message(control, call->id, EXIT, FAILED_START, (uint32_t)errno, -1);
     else minders[place] = minder, ids[place] = call->id;
@@ -48,7 +48,8 @@ static void serve(const struct message *call, const int fds[MAX_FDS]) {
     else {
         int opened = -1;
         uint32_t error = serve_file(call, fds[0], &opened);
-        send_message(control, call->id, DONE, error, 0, opened);
+        if (!send_message(control, call->id, DONE, error, 0, opened))
+            send_message(control, call->id, DONE, (uint32_t)errno, 0, -1);
         close(opened);
     }
 }
@@ -72,7 +73,7 @@ static void reap(void) {
     }
 }
 
-static void serve_forever(const sigset_t *awaited) {
+_Noreturn static void serve_forever(const sigset_t *awaited) {
     static struct message message;
     int fds[MAX_FDS];
     for (;;) {
@@ -97,15 +98,17 @@ static void enter_profile(const char *name) {
 int run_init(int argc, char **argv) {
     if (argc < 5) return 125;
     control = atoi(argv[0]);
-    limits = (struct limits){strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10)};
+    uint64_t max_processes = strtoull(argv[2], NULL, 10);
+    max_data_bytes = strtoull(argv[3], NULL, 10);
     prctl(PR_SET_DUMPABLE, 0);
     umask(022);
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
-    setrlimit(RLIMIT_NOFILE, &(struct rlimit){1024, 1024});
+    struct rlimit most;
+    if (!getrlimit(RLIMIT_NOFILE, &most)) setrlimit(RLIMIT_NOFILE, &(struct rlimit){most.rlim_max, most.rlim_max});
     own_score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (strcmp(argv[4], "-")) enter_profile(argv[4]);
     if (argc > 5) restrict_writes(argv + 5, argc - 5);
-    if (limits.processes) setrlimit(RLIMIT_NPROC, &(struct rlimit){limits.processes, limits.processes});
+    if (max_processes) setrlimit(RLIMIT_NPROC, &(struct rlimit){max_processes, max_processes});
     for (int number = 1; number < NSIG; number++) signal(number, SIG_DFL); /* an owner in the background ignores some */
     sigset_t awaited;
     sigemptyset(&awaited);
@@ -117,5 +120,4 @@ int run_init(int argc, char **argv) {
     if (fcntl(control, F_SETOWN, getpid()) || fcntl(control, F_SETFL, O_ASYNC)) return 125;
     send_message(control, 0, HELLO, WIRE_VERSION, 0, -1);
     serve_forever(&awaited);
-    return 0;
 }

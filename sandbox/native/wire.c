@@ -8,8 +8,8 @@ union descriptors {
     struct cmsghdr header;
 };
 
-/* Blocks while the host's end is full: it only ever waits for more of these. */
-void send_message(int socket, uint32_t id, enum kind kind, uint32_t first, uint32_t second, int fd) {
+/* Blocks while the host's end is full: it waits for these. The kernel counts descriptors under way by user: commands' too. */
+bool send_message(int socket, uint32_t id, enum kind kind, uint32_t first, uint32_t second, int fd) {
     uint32_t words[4] = {id, kind, first, second};
     struct iovec part = {words, sizeof words};
     union descriptors sent = {.header = {.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
@@ -19,8 +19,10 @@ void send_message(int socket, uint32_t id, enum kind kind, uint32_t first, uint3
         packet.msg_control = sent.bytes;
         packet.msg_controllen = CMSG_SPACE(sizeof fd);
     }
-    while (sendmsg(socket, &packet, MSG_NOSIGNAL) < 0)
-        if (errno != EINTR) _exit(0);
+    ssize_t length;
+    while ((length = sendmsg(socket, &packet, MSG_NOSIGNAL)) < 0 && errno == EINTR) {}
+    if (length < 0 && fd < 0) _exit(1);
+    return length >= 0;
 }
 
 bool receive_message(int socket, struct message *message, int fds[MAX_FDS]) {
