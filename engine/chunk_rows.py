@@ -1,7 +1,6 @@
 """A chunk of the plan as the rows that a model runs."""
 
 from engine.model.base import ChunkRows
-from engine.request import Sequence
 from engine.scheduler.scheduler import Chunk
 
 
@@ -14,14 +13,9 @@ def rows_of(chunk: Chunk) -> ChunkRows:
         blocks=sequence.blocks,
         bounds=sequence.row_bounds,
         wants_logits=chunk.completes,
-        all_logits=tells_prompt(sequence),
+        all_logits=sequence.tells_prompt,
     )
 
 
 def num_logits(chunk: Chunk) -> int:
-    return chunk.count if tells_prompt(chunk.sequence) else int(chunk.completes)
-
-
-def tells_prompt(sequence: Sequence) -> bool:
-    """Whether logits of all rows are wanted: while a prompt is computed whose logprobs were asked for."""
-    return sequence.num_generated == 0 and sequence.sampling.prompt_logprobs >= 0
+    return chunk.count if chunk.sequence.tells_prompt else int(chunk.completes)

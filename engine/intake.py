@@ -50,8 +50,6 @@ class Intake:
     def add(self, request: Request, arrived_ns: int) -> None:
         """Raises InvalidRequest, Overloaded."""
         grammar = self._validate(request, request.generated_ids)
-        if request.sampling.prompt_logprobs >= 0:  # every row of the prompt has to run
-            request = replace(request, cache_salt=f"{request.cache_salt}/{request.id}/prompt_logprobs")
         sequence = Sequence.start(request, arrived_ns)
         sequence.grammar = grammar
         self._enqueue(sequence)
@@ -71,8 +69,14 @@ class Intake:
         parent = self.sequences.get(request_id)
         if parent is None or parent.resumed is None:
             raise InvalidRequest(f"request {request_id!r} has not begun to run here", parameter="request_id")
+        if sampling is not None and sampling.prompt_logprobs >= 0:
+            raise InvalidRequest(
+                f"prompt_logprobs is {sampling.prompt_logprobs}, and rows of the prompt have run already",
+                parameter="prompt_logprobs", hint="leave it out: the request that it leaves may tell them",
+            )  # fmt: skip
         request = replace(
-            parent.request, id=fork_id, sampling=sampling or parent.sampling, choices=1,
+            parent.request, id=fork_id, choices=1,
+            sampling=sampling or replace(parent.sampling, prompt_logprobs=-1),
             generated_ids=tuple(parent.token_ids[parent.num_prompt :]),
         )  # fmt: skip
         grammar = self._validate(request, request.generated_ids)
@@ -148,8 +152,15 @@ class Intake:
         self._by_request.setdefault(sequence.request.id, {})[sequence.choice] = sequence
 
     def _check_new(self, sequence: Sequence) -> None:
-        if sequence.id in self.sequences:
-            raise InvalidRequest(f"request {sequence.id!r} is already running", parameter="request_id")
+        """Outputs of one request are handed over one by one; else none of its id may be here."""
+        outputs = self._by_request.get(sequence.request.id, {})
+        taken = bool(outputs)
+        if sequence.incoming is not None:
+            taken = sequence.choice in outputs or any(other.num_promised for other in outputs.values())
+        if taken:
+            raise InvalidRequest(
+                f"request {sequence.request.id!r} is already running", parameter="request_id"
+            )
 
     def _check_room(self, count: int) -> None:
         """Whether so many more may wait."""

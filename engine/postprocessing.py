@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from engine.chunk_rows import num_logits, tells_prompt
+from engine.chunk_rows import num_logits
 from engine.config import Role
 from engine.errors import InvalidRequest
 from engine.handoff import hand_over
@@ -49,7 +49,7 @@ class Postprocessing:
 
     def _take_in(self, chunk: Chunk, rows: list[Logits], now_ns: int, result: StepResult) -> None:
         sequence, completes = chunk.sequence, chunk.completes
-        if tells_prompt(sequence):
+        if sequence.tells_prompt:
             prompt_ids = sequence.token_ids[: sequence.num_prompt]
             start = sequence.num_computed
             self._sampler.take_in_prompt(sequence.id, sequence.sampling, prompt_ids, start, rows)

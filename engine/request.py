@@ -107,6 +107,12 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def tells_prompt(self) -> bool:
+        """Whether all its rows want logits: while a prompt is computed whose logprobs were asked for.
+        Until then it takes nothing that is known, as those rows would not run."""
+        return self.request.sampling.prompt_logprobs >= 0 and self.num_generated == 0
+
+    @property
     def rebuilding(self) -> bool:
         """Whether entries that are gone are computed anew first."""
         return len(self.passes) > 1

@@ -13,6 +13,8 @@ _MOST_SLACK_MS = 86_400_000
 def check_request(request: Request, model: Model, max_positions: int, block_tokens: int) -> None:
     """Raises InvalidRequest. Parameters of sampling alone are the sampler's to check."""
     sampling, prompt = request.sampling, len(request.prompt_ids)
+    if "\0" in request.id:  # it tells apart the outputs of one request
+        raise InvalidRequest(f"the id {request.id!r:.80} has a zero character", parameter="request_id")
     if prompt == 0:
         raise InvalidRequest("the prompt is empty", parameter="messages")
     new = len(sampling.forced_ids) or sampling.max_tokens

@@ -21,8 +21,10 @@ def known_path(
     """The known blocks before the newest token, which must be computed to go on from it.
 
     A sequence that has not run takes entries of a whole pass where they are known, and else those behind
-    resumed windows; one that has run keeps to its lineage.
+    resumed windows; one that has run keeps to its lineage; one that tells of its prompt takes none.
     """
+    if sequence.tells_prompt:
+        return Path((), ())
     keys: list[bytes] = []
     resumed: list[int] = []
     for index in range((len(sequence.token_ids) - 1) // size):

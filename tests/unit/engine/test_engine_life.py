@@ -165,6 +165,46 @@ def test_the_same_id_twice_is_refused(engine: Engine) -> None:
         engine.add(Request("r", PROMPT, FREE))
 
 
+@pytest.mark.parametrize("again", [1, 2])
+def test_an_id_is_taken_until_its_last_output_has_ended(engine: Engine, again: int) -> None:
+    engine.add(Request("a", PROMPT, FREE, choices=2))
+    engine.add(Request("other", PROMPT, FREE))
+    engine.step()
+    assert engine.abort("a", 0)
+    with pytest.raises(InvalidRequest, match="'a' is already running"):
+        engine.add(Request("a", PROMPT, FREE, choices=again))
+    with pytest.raises(InvalidRequest, match="'a' is already running"):
+        engine.fork("other", "a")
+    engine.check_integrity()
+    assert engine.abort("a")
+    engine.add(Request("a", PROMPT, FREE))
+    drain(engine)
+
+
+def test_a_hand_off_of_a_request_whose_outputs_are_still_to_come_is_refused(
+    engine: Engine, tiny_model: Path
+) -> None:
+    prefill = small_engine(tiny_model, role="prefill")
+    prefill.add(Request("a", PROMPT, FREE, choices=3))
+    first, *others = prefill.step().handoffs
+    engine.add(Request("a", PROMPT, FREE, choices=3))
+    with pytest.raises(InvalidRequest, match="'a' is already running"):
+        engine.adopt(others[0])
+    engine.abort("a")
+    for handoff in (first, *others):
+        engine.adopt(handoff)
+    with pytest.raises(InvalidRequest, match="'a' is already running"):
+        engine.adopt(first)
+    while engine.has_work:
+        engine.step()
+        engine.check_integrity()
+
+
+def test_an_id_that_looks_like_another_requests_output_is_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="zero character"):
+        engine.add(Request("a\0001", PROMPT, FREE))
+
+
 def test_a_full_queue_refuses_and_recovers(tiny_model: Path, cpu_library: Path) -> None:
     engine = small_engine(tiny_model, max_waiting=2, max_sequences=1)
     engine.add(Request("a", PROMPT, FREE))
