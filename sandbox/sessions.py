@@ -21,28 +21,66 @@ from sandbox.running import RunningCommand
 _FOLDER = "/tmp/.dockyard-sessions"
 # Of the shell itself: to set them again fails, or would (RANDOM) make the next command repeat this one.
 _OWN = (
-    "BASH|COMP_|DIRSTACK|EPOCH|E?UID=|FUNCNAME|GROUPS|HISTCMD|LINENO|PIPESTATUS|PPID|S?RANDOM|SECONDS|SHELL"
+    "BASH|BASH(OPTS|PID)|BASH_(ALIASES|ARGC|ARGV0?|CMDS|COMMAND|EXECUTION_STRING|LINENO|MONOSECONDS|REMATCH|"
+    "SOURCE|SUBSHELL|TRAPSIG|VERSINFO|VERSION)|COMP_(CWORD|KEY|LINE|POINT|TYPE|WORDBREAKS|WORDS)|DIRSTACK|"
+    "EPOCH(REALTIME|SECONDS)|E?UID|FUNCNAME|GROUPS|HISTCMD|LINENO|PIPESTATUS|PPID|S?RANDOM|SECONDS|SHELLOPTS|"
+    "_|__dockyard_[a-z]+"
 )
 _SAVE = {
     "bash": f"""\
-declare -p | while IFS= read -r __line; do
-[[ $__line =~ ^declare\\ -[A-Za-z-]+\\ ({_OWN}|__) ]] || printf '%s\\n' "$__line"; done
+declare -p | while IFS= read -r __dockyard_line; do
+[[ $__dockyard_line =~ ^declare\\ -[A-Za-z-]+\\ ({_OWN})(=|$) ]] || printf '%s\\n' "$__dockyard_line"; done
 declare -f; shopt -p; umask -p; printf 'cd -- %q\\n' "$PWD"; set +o""",
     # Any other shell: what is exported, and the directory.
     "sh": "export PWD; export -p; printf 'cd -- \"$PWD\"\\n'",
 }
+# A command may want to do something at its end as well: its EXIT trap comes after the session's, which saves.
+_TRAP = {
+    "bash": """\
+trap() {
+if [ "$BASH_SUBSHELL" -gt 0 ]; then builtin trap "$@"; return; fi
+builtin trap - EXIT
+eval "${__dockyard_trap:+builtin $__dockyard_trap}"
+builtin trap "$@" && __dockyard_code=0 || __dockyard_code=$?
+__dockyard_trap=$(builtin trap -p EXIT)
+case $__dockyard_trap in *__dockyard_leave*) __dockyard_trap= ;; esac
+builtin trap __dockyard_leave EXIT
+return $__dockyard_code
+}
+__dockyard_return() { return "$1"; }
+__dockyard_finish() {
+eval "__dockyard_words=($__dockyard_trap)"
+case $__dockyard_code in
+0) eval "${__dockyard_words[2]-}" ;;
+*) __dockyard_return "$__dockyard_code" || eval "${__dockyard_words[2]-}" ;;
+esac
+}""",
+    "sh": "__dockyard_finish() { :; }",
+}
 _SCRIPT = """\
-__script=$1 __state=$2
+__dockyard_script=$1 __dockyard_state=$2 __dockyard_trap=
 shift 2
-[ ! -e "$__state" ] || . "$__state" >/dev/null 2>&1
-__save() {{
-__code=$?
-trap - EXIT
-{{ {save}; }} >"$__state.new" 2>/dev/null && command -p mv "$__state.new" "$__state"
-exit $__code
+[ ! -e "$__dockyard_state" ] || . "$__dockyard_state" >/dev/null 2>&1
+{trap}
+__dockyard_save() {{
+[ "$__dockyard_state" ] || return 0
+{{ {save}; }} 2>/dev/null >|"$__dockyard_state.$$" &&
+command -p mv "$__dockyard_state.$$" "$__dockyard_state" ||
+command -p rm -f "$__dockyard_state.$$"
+__dockyard_state=
 }}
-trap __save EXIT
-eval "$__script"
+__dockyard_leave() {{
+__dockyard_code=$?
+command trap - EXIT
+__dockyard_save
+__dockyard_finish
+exit $__dockyard_code
+}}
+command trap __dockyard_leave EXIT
+eval "$__dockyard_script"
+__dockyard_code=$?
+__dockyard_save
+exit $__dockyard_code
 """
 
 
@@ -57,7 +95,7 @@ class Session:
         self._lock = Lock()
         leave_in_children(self)
         kind = "bash" if commands.shell.endswith("/bash") else "sh"
-        self._script = _SCRIPT.format(save=_SAVE[kind])
+        self._script = _SCRIPT.format(save=_SAVE[kind], trap=_TRAP[kind])
 
     @property
     def sandbox_id(self) -> str:

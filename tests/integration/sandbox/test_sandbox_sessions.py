@@ -30,6 +30,67 @@ def test_directory_variables_functions_and_options_stay(session):
     ]  # fmt: skip
 
 
+NAMES = [
+    "EPOCHS",
+    "SECONDS_LEFT",
+    "GROUPS_FILE",
+    "SHELLCHECK_OPTS",
+    "BASHRC",
+    "BASH_ENV_FILE",
+    "COMP_DIR",
+    "LINENO_OF",
+    "RANDOM_SEED",
+    "UIDS",
+    "PPID_FILE",
+    "SHELL",
+    "__debug",
+    "__line",
+    "__state",
+    "__code",
+    "_x",
+    "FUNCNAMES",
+    "DIRSTACK_MAX",
+]
+
+
+def test_no_variable_is_taken_for_one_of_the_shells(session):
+    said(session.run("; ".join(f"{name}={number}" for number, name in enumerate(NAMES))))
+    asked = session.run("; ".join(f'echo "${{{name}-unset}}"' for name in NAMES))
+    assert said(asked).split() == [str(number) for number in range(len(NAMES))]
+
+
+@pytest.mark.parametrize(
+    ("cmd", "code", "output"),
+    [
+        ("v=1; trap 'echo over $?' EXIT; false", 1, "over 1\n"),
+        ("v=1; trap 'echo over $?' EXIT; exit 3", 3, "over 3\n"),
+        ("v=1; set -e; trap 'echo over $?' 0; false; echo never", 1, "over 1\n"),
+        ("v=1; trap 'echo first' EXIT; trap \"echo 'it''s' over; exit 9\" EXIT INT", 9, "its over\n"),
+        ("v=1; trap 'echo never' EXIT; trap - EXIT", 0, ""),
+        ("v=1; trap 'echo never' EXIT; trap -p EXIT; trap EXIT", 0, "trap -- 'echo never' EXIT\n"),
+        ("v=1; (trap 'echo inner' EXIT; v=2; exit 4)", 4, "inner\n"),
+        ("v=1; trap 'echo over' EXIT; kept=$(trap -p EXIT); eval \"$kept\"; exit 5", 5, None),
+        ("v=1; f() { trap 'echo over' EXIT; }; f; exit 6", 6, "over\n"),
+        ("v=1; builtin trap 'echo over' EXIT", 0, "over\n"),
+        ("v=1; trap 'echo taken' USR1; kill -USR1 $$; trap nonsense NOSUCH || exit 7", 7, "taken\n"),
+    ],
+)
+def test_a_commands_own_trap_at_its_end_costs_it_nothing(session, cmd, code, output):
+    result = session.run(cmd)
+    assert result.exit_code == code, result
+    assert output is None or result.stdout == output
+    assert said(session.run("echo $v")) == "1\n"
+
+
+def test_commands_at_one_time_leave_the_state_of_one_of_them(session):
+    fill = "a={0}; " + " ".join(f"v{number}={{0}};" for number in range(300)) + " set -C; b={0}"
+    running = [session.start(fill.format(number)) for number in range(8)]
+    assert all(command.wait(60).ok for command in running)
+    first, last = said(session.run("echo $a $b")).split()
+    assert first == last
+    assert said(session.run("ls /tmp/.dockyard-sessions")) == f"{session.id}\n"
+
+
 def test_an_exit_code_comes_back_and_the_state_with_it(session):
     assert session.run("cd /tmp; v=1; exit 7").exit_code == 7
     assert said(session.run("pwd; echo $v")) == "/tmp\n1\n"
@@ -76,6 +137,8 @@ def test_a_shell_that_is_no_bash_keeps_its_exports_and_directory(box, monkeypatc
     session = box.sessions.create()
     session.run('mkdir "it\'s"; cd "it\'s"; export A="a \'b"; export B=\'1\n2\'')
     assert said(session.run('pwd; echo "$A"; echo "$B"')) == "/workspace/it's\na 'b\n1\n2\n"
+    assert said(session.run("export C=3; trap 'echo over' EXIT")) == "over\n"
+    assert said(session.run('echo "$C"')) == "3\n"
 
 
 def test_sessions_of_asyncio(state_dir, toolkit):
