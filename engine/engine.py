@@ -66,7 +66,7 @@ class Engine:
         )  # fmt: skip
         self._intake = Intake(
             config, weights, self.sampler,
-            scheduler=self._scheduler, loading=self._loading, residence=self._residence,
+            scheduler=self._scheduler, loading=self._loading, residence=self._residence, clock=self._clock,
         )  # fmt: skip
         self._postprocessing = Postprocessing(
             config.role, weights, self.sampler,

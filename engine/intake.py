@@ -14,6 +14,7 @@ from engine.scheduler.pace import Pace
 from engine.scheduler.scheduler import Scheduler
 from engine.validation import check_request
 from engine.weights import Weights
+from protocol.clock import Clock
 from protocol.sampling import SamplingParams
 
 
@@ -29,8 +30,9 @@ class Intake:
         scheduler: Scheduler,
         loading: Loading,
         residence: Residence,
+        clock: Clock,
     ) -> None:
-        self._config, self._weights, self._sampler = config, weights, sampler
+        self._config, self._weights, self._sampler, self._clock = config, weights, sampler, clock
         self._scheduler, self._loading, self._residence = scheduler, loading, residence
         self.pace = Pace()
         self.sequences: dict[str, Sequence] = {}
@@ -112,7 +114,8 @@ class Intake:
         return bool(found)
 
     def end(self, sequence: Sequence) -> None:
-        """Free whatever a sequence holds, wherever it is; nothing where it has ended."""
+        """Free whatever a sequence holds, wherever it is; nothing where it has ended. However it ends, here
+        or elsewhere, another one has its place: who was refused hears of that."""
         if self.sequences.pop(sequence.id, None) is None:
             return
         outputs = self._by_request[sequence.request.id]
@@ -124,6 +127,7 @@ class Intake:
         self._residence.leave(sequence)
         if not self._loading.remove(sequence):
             self._scheduler.remove(sequence)
+        self.pace.finished(self._clock.now_ns())
 
     def check_integrity(self) -> None:
         """Raises AssertionError."""

@@ -97,5 +97,4 @@ class Postprocessing:
             )
         )  # fmt: skip
         if reason is not None:
-            self._intake.pace.finished(now_ns)
             self._intake.end(sequence)

@@ -92,6 +92,46 @@ def test_a_prefill_worker_keeps_no_place_for_what_it_hands_over(tiny_model: Path
     assert not engine.has_work
 
 
+class HandClock:
+    """Each look is a millisecond after the one before."""
+
+    def __init__(self) -> None:
+        self.ns = 1
+
+    def now_ns(self) -> int:
+        self.ns += 1_000_000
+        return self.ns
+
+
+@pytest.mark.parametrize("role", ["both", "prefill", "decode"])
+@pytest.mark.parametrize("ends", ["finished", "aborted", "withdrawn"])
+def test_a_queue_that_keeps_moving_asks_nobody_to_wait_longer_each_time(
+    tiny_model: Path, role: str, ends: str
+) -> None:
+    """Whether its requests end here, go on elsewhere, or are given up."""
+    config = small_engine(tiny_model, role=role, max_waiting=2).config
+    engine, prefill = Engine(config, HandClock()), small_engine(tiny_model, role="prefill")
+    longest = 0.0
+    for turn in range(30):
+        for number in range(6):
+            request = Request(f"{turn}/{number}", prompt(8, number), NEW)
+            try:
+                if role == "decode":
+                    prefill.add(request)
+                    engine.adopt(prefill.step().handoffs[0])
+                else:
+                    engine.add(request)
+            except Overloaded as refused:
+                longest = max(longest, refused.retry_after_s)
+        if ends != "withdrawn":
+            engine.step()
+        if ends != "finished":
+            for request_id in engine.requests:
+                engine.abort(request_id)
+        drain_choices(engine)
+    assert 0.0 < longest <= 4.0
+
+
 def test_weights_of_one_digest_take_each_others_hand_offs_and_files(tiny_model: Path, tmp_path: Path) -> None:
     tiers = {"host_bytes": 8 << 20, "disk_path": str(tmp_path)}
     prefill = small_engine(tiny_model, role="prefill", tiers=tiers)
