@@ -42,6 +42,7 @@ class Grammars:
         self._held: WeakValueDictionary[_Key, Any] = WeakValueDictionary()
         # Why, and until when (CLOCK_MONOTONIC) it is not tried again.
         self._refused: OrderedDict[_Key, tuple[str, float]] = OrderedDict()
+        self._held_refusals: WeakValueDictionary[_Key, InvalidRequest] = WeakValueDictionary()
         self._bytes = 0
         self._vocabulary = 0
         self._tokenizer: Any = None
@@ -67,8 +68,8 @@ class Grammars:
             return grammar
 
     def prepare(self, structure: Structure, done: Callable[[object], None]) -> None:
-        """Compile in another thread, then call `done` there, whatever has come of it: with the grammar, which
-        stays known while it is held, or with None."""
+        """Compile in another thread, then call `done` there with what has come of it, the grammar or the
+        refusal: while that is held, `compile` answers at once, however many others come between."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._thread.submit(self._prepare, structure, done)
@@ -88,19 +89,22 @@ class Grammars:
                 self._compiler.close()
 
     def _prepare(self, structure: Structure, done: Callable[[object], None]) -> None:
-        grammar: object = None
+        outcome: object = None
         try:
-            grammar = self.compile(structure)
-        except InvalidRequest:
-            pass  # kept: whoever asks next is told
+            outcome = self.compile(structure)
+        except InvalidRequest as error:
+            error.__traceback__ = None  # its frames would hold what was compiled
+            outcome = self._held_refusals[_key(structure)] = error
         finally:
-            done(grammar)
+            done(outcome)
 
     def _known(self, key: _Key) -> Any:
         grammar = self._compiled.get(key)
         return self._held.get(key) if grammar is None else grammar
 
     def _refusal(self, key: _Key) -> str | None:
+        if (held := self._held_refusals.get(key)) is not None:
+            return str(held)
         cause, until = self._refused.get(key, ("", 0.0))
         return cause if time.monotonic() < until else None
 

@@ -1,6 +1,7 @@
 """Grammars: what they allow, how they are refused, and that nothing a client sends holds up an engine."""
 
 import json
+import queue
 import re
 import threading
 from collections.abc import Iterator
@@ -249,6 +250,28 @@ def test_preparing_tells_when_it_is_done_and_keeps_a_refusal(grammars: Grammars)
         grammars.prepare(structure, lambda _, done=done: done.set())
         assert done.wait(60)
         assert grammars.is_known(structure)
+
+
+def test_a_refusal_is_told_whoever_waits_for_it_however_many_come_between(
+    tiny_tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's thread asks for it only after them, and must not compile then."""
+    monkeypatch.setattr("engine.sampling.grammars._MAX_REFUSALS", 1)
+    grammars = Grammars(tiny_tokenizer.token_bytes, {EOS})
+    try:
+        outcomes: queue.SimpleQueue[object] = queue.SimpleQueue()
+        waiting = Structure("regex", "waits(")
+        grammars.prepare(waiting, outcomes.put)
+        grammars.prepare(Structure("regex", "between("), outcomes.put)
+        held = [outcomes.get(timeout=60), outcomes.get(timeout=60)]
+        assert grammars.is_known(waiting)
+        monkeypatch.setattr(grammars, "_compile", lambda _: pytest.fail("compiled again"))
+        with pytest.raises(InvalidRequest, match="parenthesis is not closed"):
+            grammars.compile(waiting)
+        held.clear()
+        assert not grammars.is_known(waiting)
+    finally:
+        grammars.close()
 
 
 def test_a_grammar_that_takes_too_long_to_follow_ends_its_output(
