@@ -45,6 +45,7 @@ class Commands:
         self._log = log  # None: nobody wants to know what was run
         self._lock = threading.Lock()  # guards what follows
         self._running: dict[int, RunningCommand] = {}
+        self._together: set[RunningCommand] = set()  # these, and those that start
         leave_in_children(self)
 
     @property
@@ -124,10 +125,16 @@ class Commands:
             output_bytes=limit,
             output_total_bytes=policy.output_total_bytes,
         )
-        command = RunningCommand(call, self._channel, self._host, self._clock, self._log).start()
+        command = RunningCommand(call, self._channel, self._host, self._clock, self._log)
+        self._meet(command)
+        try:
+            command.start()
+        except BaseException:
+            self._forget(command, None)
+            raise
         with self._lock:
             self._running[command.id] = command
-        command.future.add_done_callback(partial(self._forget, command.id))
+        command.future.add_done_callback(partial(self._forget, command))
         return command
 
     def timeout_of_run(self, timeout_s: float | None) -> float:
@@ -150,7 +157,7 @@ class Commands:
     def leave(self) -> None:
         """In a child of a fork: what runs is its parent's."""
         self._lock = threading.Lock()
-        running, self._running = self._running, {}
+        running, self._running, self._together = self._running, {}, set()
         for command in running.values():
             command.leave()
 
@@ -171,9 +178,18 @@ class Commands:
             field=field, hint="create the sandbox with another policy", sandbox_id=self._channel.name,
         )  # fmt: skip
 
-    def _forget(self, id: int, _: object) -> None:
+    def _meet(self, command: RunningCommand) -> None:
+        """What the kernel counts of the sandbox may be any of theirs from now on."""
         with self._lock:
-            self._running.pop(id, None)
+            command.is_alone = not self._together
+            for other in self._together:
+                other.is_alone = False
+            self._together.add(command)
+
+    def _forget(self, command: RunningCommand, _: object) -> None:
+        with self._lock:
+            self._together.discard(command)
+            self._running.pop(command.id, None)
 
     def _words(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], *, with_terminal: bool) -> bytes:
         _check(len(argv) > 0 and argv[0] != "", "cmd", argv)

@@ -26,9 +26,10 @@ class Denial:
 class CommandResult:
     """A finished command. Its processes are all gone.
 
-    exit: it ended by itself. signal: a signal ended it. oom: the memory limit did. timeout: its time was
-    over. killed: its owner ended it. output_limit: it printed too much. lost: the sandbox went away under
-    it.
+    exit: it ended by itself. signal: a signal ended it. oom: the memory limit killed it, or one of its
+    processes, upon which it failed: with 137 (SIGKILL, as a shell says it too), or anyhow where no other
+    command ran beside it. timeout: its time was over. killed: its owner ended it. output_limit: it printed
+    too much. lost: the sandbox went away under it.
     """
 
     exit_code: int | None  # as a shell says it: 128 + signal for a signalled one; None when lost

@@ -106,7 +106,8 @@ class RunningCommand:
         self._input = Input(call.stdin, stays_open=call.stdin_stays_open, channel=channel)
         self._feed = Feed(call.watchers, self.kill) if call.watchers.any() else None
         self._verdict: Reason | None = None  # why we ended it, where we did
-        self._before = host.counters_before()
+        self._before = Counters()
+        self.is_alone = True  # no other ran beside it so far
         self._started_ns = clock.now_ns()
         self._deadline_ns = None if call.timeout_ns is None else self._started_ns + call.timeout_ns
         self._paused_before_ns = 0
@@ -116,6 +117,7 @@ class RunningCommand:
 
     def start(self) -> "RunningCommand":
         """Sends it off. Raises SandboxGone, and CapacityError where the host is out of descriptors."""
+        self._before = self._host.counters_before()
         self._host.begin()
         self._paused_before_ns = self._host.paused_ns() or 0
         try:
@@ -300,10 +302,13 @@ class RunningCommand:
         # MINDER_DIED: a command that killed or stopped its own minder, and went with it.
         by_signal = value if ending == Ending.SIGNAL else SIGKILL
         exit_code = value if ending == Ending.EXIT else 128 + by_signal
-        # A shell reports its child's death by the OOM killer as its own failure, so any failure counts.
-        if exit_code != 0 and self._host.counters().oom_kills > self._before.oom_kills:
-            return self._result(exit_code, "oom")
-        return self._result(exit_code, reason)
+        return self._result(exit_code, "oom" if self._is_out_of_memory(exit_code) else reason)
+
+    def _is_out_of_memory(self, exit_code: int) -> bool:
+        """The kernel counts for the sandbox. What fails alone in it has failed with a process of its own; of
+        several, those were killed that say so, also by their shell."""
+        has_failed = exit_code != 0 if self.is_alone else exit_code == 128 + SIGKILL
+        return has_failed and self._host.counters().oom_kills > self._before.oom_kills
 
     def _result(self, exit_code: int | None, reason: Reason) -> CommandResult:
         return CommandResult(

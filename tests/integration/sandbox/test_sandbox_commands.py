@@ -158,6 +158,25 @@ def test_what_is_only_started_runs_until_it_is_killed(create):
     assert bounded.wait(20).reason == "timeout"
 
 
+EAT = ["python3", "-c", "x = bytearray(500 << 20)"]
+
+
+def test_what_fails_beside_a_command_without_memory_fails_by_itself(create):
+    box = create(memory_mb=64)
+    beside = box.commands.start("until [ -e go ]; do sleep 0.01; done; exit 1")
+    eaten, by_a_shell = box.commands.run(EAT), box.commands.run(f'{EAT[0]} -c "{EAT[2]}"; exit $?')
+    assert [each.reason for each in (eaten, by_a_shell)] == ["oom", "oom"]
+    box.files.write("/workspace/go", "")
+    result = beside.wait(20)
+    assert (result.reason, result.exit_code) == ("exit", 1)
+    assert [each.limit for each in result.denials] == ["memory"]  # counted for the sandbox, as it says
+
+
+def test_what_fails_alone_upon_a_process_without_memory_says_so(create):
+    eaten = create(memory_mb=64).commands.run(f"{EAT[0]} -c '{EAT[2]}' || exit 1")
+    assert (eaten.reason, eaten.exit_code) == ("oom", 1)
+
+
 def test_a_future_that_somebody_cancels_hides_no_command(create):
     """Not by hand, nor by asyncio, which cancels what it waits for."""
     box = create()
