@@ -18,7 +18,7 @@ from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.host_tree import remove_tree
 from sandbox.places import SUPERSEDED_S
 
-SKELETON_VERSION = 2
+SKELETON_VERSION = 3
 TOOLKIT_AT = "/opt/toolkit"
 INIT_AT = "/.dockyard/init"
 
@@ -40,6 +40,8 @@ _WRITTEN = {
     "group": "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1\tlocalhost dockyard\n::1\tlocalhost\n",
     "hostname": "dockyard\n",
+    # No question after a newer pip, no advice against root, and no copy of what is installed in its memory.
+    "pip.conf": "[global]\ndisable-pip-version-check = 1\nroot-user-action = ignore\nno-cache-dir = 1\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
     "resolv.conf": "nameserver 127.0.0.1\n",  # where our resolver listens, if there is a network
 }
@@ -101,7 +103,8 @@ def _host(state_dir: Path, init: Path, toolkit: Path, stamps: tuple[_Stamp | Non
         writable=_WRITABLE,
         shell="/bin/bash" if Path("/bin/bash").exists() else "/bin/sh",
         env={
-            "PATH": f"{TOOLKIT_AT}/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            # pip puts programs into the last one, where they hide none of the image's
+            "PATH": f"{TOOLKIT_AT}/bin:/usr/bin:/bin:/usr/sbin:/sbin:/root/.local/bin",
             "HOME": "/root",
             "LANG": "C.UTF-8",
             "TMPDIR": "/tmp",

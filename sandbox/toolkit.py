@@ -1,4 +1,4 @@
-"""The toolkit: an interpreter and pytest that every sandbox finds read-only at /opt/toolkit.
+"""The toolkit: an interpreter, pip and pytest that every sandbox finds read-only at /opt/toolkit.
 
 `python -m sandbox.toolkit --into DIR` makes it at set-up: a copy of the base interpreter (not of the
 virtual environment that runs this) that works wherever it is put, with its own site directory. The same DIR
@@ -25,20 +25,26 @@ from sandbox.elf import read_dynamic, replace_run_path
 from sandbox.errors import StartError, UnsupportedError
 from sandbox.places import SUPERSEDED_S, default_state_dir, default_toolkit
 
-TOOLKIT_VERSION = 1
-PACKAGES = ("pytest>=8.3,<10", "pyyaml>=6,<7")
+TOOLKIT_VERSION = 2
+PACKAGES = ("pip>=23,<27", "pytest>=8.3,<10", "pyyaml>=6,<7")
 _STAMP = "VERSION"
 _STAMP_DIGITS = 16  # in a version's name
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # Nothing that a program in a sandbox imports; together two thirds of the library's bytes.
-_LEFT_OUT = ("test", "tests", "idlelib", "idle_test", "turtledemo", "ensurepip", "lib2to3", "tkinter")
-_LEFT_OUT_PATTERNS = ("site-packages", "dist-packages", "__pycache__", "config-*", "*.a")
+_LEFT_OUT = ("test", "tests", "idlelib", "idle_test", "turtledemo", "lib2to3", "tkinter")
+# EXTERNALLY-MANAGED is of the host's own packages, which are not here: pip would refuse to install for it.
+_LEFT_OUT_PATTERNS = (
+    *("site-packages", "dist-packages", "__pycache__", "config-*", "*.a", "EXTERNALLY-MANAGED"),
+)
+_PIP_NAMES = ("pip", "pip3", _PYTHON.replace("python", "pip"))  # hide the host's, whose packages are masked
+# Finds its interpreter beside itself, so that it works wherever the toolkit is put.
+_PIP = '#!/bin/sh\nexec "$(dirname "$(readlink -f "$0")")/python3" -m pip "$@"\n'
 # Mounted in every sandbox, so libraries that lie there need no copy. /usr/local is masked.
 _SYSTEM_LIBRARIES = ("/usr/lib", "/lib", "/usr/lib64", "/lib64")
 
 
 def build_toolkit(into: Path) -> bool:
-    """Makes the toolkit; half a minute and 60 MB, blocks. False when the one there is current.
+    """Makes the toolkit; half a minute and 100 MB, blocks. False when the one there is current.
 
     Raises UnsupportedError when this interpreter cannot be copied, StartError when pip or the copy fails. The
     toolkit appears as a whole, or not at all, and replaces an older one in one step.
@@ -129,6 +135,9 @@ def _fill(root: Path, interpreter: Path) -> None:
     target.chmod(0o755)
     for name in ("python3", "python"):
         (root / "bin" / name).symlink_to(_PYTHON)
+    for name in _PIP_NAMES:
+        (root / "bin" / name).write_text(_PIP)
+        (root / "bin" / name).chmod(0o755)
     library = root / "lib" / _PYTHON
     _copy_library(library)
     _copy_shared_libraries(interpreter, library, root / "lib")
@@ -191,6 +200,7 @@ def _install_packages(root: Path, library: Path) -> None:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["pip says nothing"])[-1]
         raise StartError(f"installing {', '.join(PACKAGES)} failed: {last}", phase="toolkit")
+    shutil.rmtree(library / "site-packages" / "bin", ignore_errors=True)  # for the interpreter that ran pip
     subprocess.run(
         [str(root / "bin" / "python3"), "-I", "-m", "compileall", "-q", "-j", "0", str(library)],
         capture_output=True,
@@ -209,7 +219,7 @@ def _open_for_reading(root: Path) -> None:
 
 def _try_out(root: Path) -> None:
     """Runs the copy from where it is, with nothing of this environment."""
-    check = "import sys, ssl, sqlite3, ctypes, zlib, pytest, yaml; print(sys.prefix)"
+    check = "import sys, ssl, sqlite3, ctypes, zlib, ensurepip, venv, pip, pytest, yaml; print(sys.prefix)"
     done = subprocess.run(
         [str(root / "bin" / "python3"), "-I", "-c", check],
         capture_output=True,
@@ -219,7 +229,9 @@ def _try_out(root: Path) -> None:
     )
     if done.returncode != 0 or Path(done.stdout.strip()).resolve() != root.resolve():
         said = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise StartError(f"the copied interpreter does not work: {' '.join(said)}", phase="toolkit")
+        hint = "on Debian, install python3-venv" if "ensurepip" in " ".join(said) else ""
+        what = f"the copied interpreter does not work: {' '.join(said)}"
+        raise StartError(what, phase="toolkit", hint=hint)
 
 
 def main() -> None:
