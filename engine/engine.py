@@ -126,8 +126,8 @@ class Engine:
         self._intake.fork(request_id, fork_id, sampling)
 
     def update_weights(self, version: str, model: str | None = None, digest: str = "") -> None:
-        """Go on with other weights, between two steps: those of `model`, which must have the same shape, or,
-        without it, those that their owner has changed in place.
+        """Go on with other weights, between two steps: those of `model`, which must have the same shape,
+        tokens and ends, or, without it, those that their owner has changed in place.
 
         No cached KV is used again; running requests keep their tokens and compute them anew. Blocks for as
         long as reading takes. Weights of `model` are known by their fingerprint. Those changed in place look
@@ -135,7 +135,8 @@ class Engine:
         alone, unless the owner tells a `digest` of what they hold, in hexadecimal digits. Engines with the
         same label and digest take each other's.
 
-        Raises UnknownModel, BrokenModelFile, InvalidRequest; then all stays as it was.
+        Raises UnknownModel, BrokenModelFile, InvalidRequest, whatever a lack of memory raises; then all stays
+        as it was.
         """
         version = self._weights.renew(version, model, digest)
         for sequence in self._intake.sequences.values():

@@ -8,6 +8,7 @@ from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.model.base import Held, Model, State
 from engine.model.registry import load_model
+from protocol.errors import DockyardError
 
 _DIGEST = re.compile(r"[0-9a-f]{16,128}")
 
@@ -29,7 +30,7 @@ class Weights:
         self.fingerprint = self.model.fingerprint
         self.block_tokens = block_size(config.block_tokens, self.model.entry_ratios)
         self.num_blocks = _blocks_in(config, self.model, self.block_tokens)
-        self.state = self._new_state()
+        self.state = self._new_state(self.model)
         self._labels: set[str] = set()  # versions that there have been
 
     @property
@@ -74,24 +75,51 @@ class Weights:
         return f"{label}#{digest or uuid4().hex}"
 
     def _replace(self, name: str) -> None:
-        old, new = self.model, _load(self._config, name)
-        if _shape(new) != _shape(old):
+        """Nothing is taken over before all of it is there."""
+        new = _load(self._config, name)
+        try:
+            self._check_like(new, name)
+            state = self._new_state(new)
+        except BaseException:
             new.close()
-            raise InvalidRequest(f"the model {name!r} has another shape", parameter="model")
-        self.model = new
-        self.state = self._new_state()
+            raise
+        old, self.model, self.state = self.model, new, state
         if self._owns_model:
             old.close()
         self._owns_model = True
 
-    def _new_state(self) -> State:
-        return self.model.new_state(self.num_blocks, self.block_tokens, self._config.max_sequences)
+    def _check_like(self, new: Model, name: str) -> None:
+        """Raises InvalidRequest where engine, gateway or requests in flight would take it for another."""
+        old = self.model
+        if _shape(new) != _shape(old):
+            raise InvalidRequest(f"the model {name!r} has another shape", parameter="model")
+        if new.eos_ids != old.eos_ids:
+            raise InvalidRequest(
+                f"the model {name!r} ends outputs with the tokens {sorted(new.eos_ids)}, the one that runs "
+                f"with {sorted(old.eos_ids)}",
+                parameter="model", hint="start an engine of it",
+            )  # fmt: skip
+        if _tokens(new) != _tokens(old):
+            raise InvalidRequest(
+                f"the model {name!r} has other tokens", parameter="model", hint="start an engine of it"
+            )
+
+    def _new_state(self, model: Model) -> State:
+        return model.new_state(self.num_blocks, self.block_tokens, self._config.max_sequences)
 
 
 def _shape(model: Model) -> tuple[object, ...]:
     """What the engine's caches and rules were made for."""
     bytes_per_token = model.cache_bytes_per_token()
     return model.vocabulary, model.max_positions, bytes_per_token, model.resume_rules, model.entry_ratios
+
+
+def _tokens(model: Model) -> list[bytes] | None:
+    """The bytes of each; None of a folder without a tokenizer."""
+    try:
+        return model.tokenizer().token_bytes()
+    except DockyardError:
+        return None
 
 
 def _load(config: EngineConfig, name: str) -> Model:
