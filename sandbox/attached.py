@@ -17,6 +17,7 @@ from sandbox.errors import InvalidArgument
 from sandbox.processes import ProcessKey
 from sandbox.results import CommandResult
 from sandbox.status import IdleWish, SandboxStatus, status_of
+from sandbox.texts import utf8
 
 _SOON_S, _LONGEST_S = 30.0, 30 * 86_400.0
 
@@ -87,7 +88,7 @@ class AttachedCommands:
         answer = self._line.ask(
             "commands.run", _LONGEST_S if timeout_s is None else timeout_s + _SOON_S, cmd=words,
             timeout_s=timeout_s, cwd=cwd, env=dict(env or {}), output_bytes=output_bytes,
-            stdin=_encoded(stdin),
+            stdin=_encoded(utf8("stdin", stdin)),
         )  # fmt: skip
         result = result_of(answer)
         return checked(result, self._line.id) if check else result
@@ -105,12 +106,13 @@ class AttachedFiles:
 
     def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
         """See `Files.write`."""
-        if len(data) > MAX_FILE_BYTES:
+        content = utf8("data", data)
+        if len(content) > MAX_FILE_BYTES:
             raise InvalidArgument(
-                f"data of {len(data)} bytes, at most {MAX_FILE_BYTES} go to another process at a time",
+                f"data of {len(content)} bytes, at most {MAX_FILE_BYTES} go to another process at a time",
                 hint="write it in the owner's process",
             )
-        self._line.ask("files.write", path=path, data=_encoded(data), mode=mode)
+        self._line.ask("files.write", path=path, data=_encoded(content), mode=mode)
 
     def list(self, path: str = "/workspace") -> tuple[Entry, ...]:
         """See `Files.list`."""
@@ -133,5 +135,5 @@ class AttachedFiles:
         self._line.ask("files.rename", path=path, to=to)
 
 
-def _encoded(data: bytes | str) -> str:
-    return b64encode(data.encode() if isinstance(data, str) else data).decode()
+def _encoded(data: bytes) -> str:
+    return b64encode(data).decode()

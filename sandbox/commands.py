@@ -16,9 +16,11 @@ from sandbox.checking import checked
 from sandbox.errors import InvalidArgument, PolicyDenied
 from sandbox.feed import OnOutput, Watchers
 from sandbox.forks import leave_in_children
+from sandbox.orders import checked_env
 from sandbox.policy import Policy
 from sandbox.results import CommandResult
 from sandbox.running import Call, Host, RunningCommand
+from sandbox.texts import system_bytes, utf8
 from sandbox.wire import MAX_CHUNK_BYTES, TerminalSize, exec_words
 
 
@@ -112,7 +114,9 @@ class Commands:
         self._check_policy(timeout, limit, with_terminal=terminal is not None)
         if terminal is not None:
             _check(0 <= terminal.rows < 1 << 16 and 0 <= terminal.columns < 1 << 16, "terminal", terminal)
-        text = stdin.encode() if isinstance(stdin, str) else stdin
+        text = None if stdin is None else utf8("stdin", stdin)
+        if isinstance(cmd, str):
+            system_bytes("cmd", cmd)
         argv = [self.shell, "-c", cmd] if isinstance(cmd, str) else list(cmd)
         call = Call(
             words=self._words(argv, cwd, env or {}, with_terminal=terminal is not None),
@@ -192,12 +196,10 @@ class Commands:
             self._running.pop(command.id, None)
 
     def _words(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], *, with_terminal: bool) -> bytes:
-        _check(len(argv) > 0 and argv[0] != "", "cmd", argv)
-        for name in env:
-            _check(name != "" and "=" not in name, "env", name)
-        strings = [*argv, cwd, *env, *env.values()]
-        _check(not any("\0" in string for string in strings), "cmd, cwd or env", "text with a NUL")
-        whole_env = {**self._base_env, **({"TERM": "xterm-256color"} if with_terminal else {}), **env}
+        if not argv or not argv[0]:
+            raise InvalidArgument("cmd names no program: it has no first word")
+        terminal = {"TERM": "xterm-256color"} if with_terminal else {}
+        whole_env = {**self._base_env, **terminal, **dict(checked_env(env))}
         words = exec_words(argv, cwd or "/", whole_env)
         if len(words) > MAX_CHUNK_BYTES:
             raise InvalidArgument(

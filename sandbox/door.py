@@ -114,7 +114,8 @@ class Door:
         except SandboxError as error:
             return {"error": error.record()}
         except Exception as error:  # a request that is none; the next one is another's
-            return {"error": SandboxError(f"no request that is understood: {error!r}").record()}
+            words = f"no request that is understood: {type(error).__name__}"  # and not what of it
+            return {"error": SandboxError(words).record()}
 
 
 class _Room:

@@ -9,6 +9,7 @@ from sandbox.errors import InvalidArgument
 from sandbox.limits import Asked
 from sandbox.policy import Policy
 from sandbox.substrates.base import HOSTNAME
+from sandbox.texts import system_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,11 @@ def checked_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 def checked_env(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """In the order of their names. InvalidArgument for what no environment can hold, without its value."""
     for name, value in env.items():
-        if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidArgument(f"env: {name!r} or its value is not text")
-        if not name or "=" in name or "\0" in name + value:
-            raise InvalidArgument(f"env: {name!r} is no name, or its value has a NUL")
+        system_bytes("env: a name", name)
+        before, has_sign, _ = name.partition("=")
+        if not before or has_sign:
+            raise InvalidArgument(f"env: {before!r} is no name, or has more to it", hint="use {NAME: VALUE}")
+        system_bytes(f"env: the value of {name!r}", value)
     return tuple(sorted(env.items()))
 
 

@@ -4,7 +4,8 @@ import errno
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.clock import Clock
@@ -25,6 +26,7 @@ from sandbox.output import OutputBuffer
 from sandbox.plumbing import Plumbing
 from sandbox.refusals import denials_since
 from sandbox.results import CommandResult, Denial, Reason
+from sandbox.texts import utf8
 from sandbox.wire import Ending, Frame, Kind, TerminalSize, decode_exit, pack_size
 
 SIGKILL = 9
@@ -45,6 +47,10 @@ class Host(Protocol):
 
     def counters_before(self) -> Counters:
         """The same for what is about to begin."""
+        ...
+
+    def room(self, num_bytes: int) -> AbstractContextManager[bool]:
+        """Whether the sandbox's memory has room for so many bytes, which the block then writes."""
         ...
 
     def break_off(self) -> None:
@@ -76,10 +82,10 @@ class Host(Protocol):
 class Call:
     """What to run, checked. `stdin_stays_open`: more input may follow what is there."""
 
-    words: bytes  # see `wire.exec_words`
+    words: bytes = field(repr=False)  # see `wire.exec_words`
     about: Mapping[str, object]  # what the audit log says of them
     terminal: TerminalSize | None
-    stdin: bytes
+    stdin: bytes = field(repr=False)
     stdin_stays_open: bool
     watchers: Watchers
     timeout_ns: int | None  # None: until it is killed
@@ -175,7 +181,7 @@ class RunningCommand:
         """More input, for a command started with `stdin=None`. Does not block: what the program does not read
         yet is kept. Raises InvalidArgument after `close_stdin`; nothing happens to a command that has ended.
         """
-        self._input.add(data.encode() if isinstance(data, str) else data)
+        self._input.add(utf8("data", data))
         self._host.touch()
 
     def close_stdin(self) -> None:

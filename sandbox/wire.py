@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from sandbox.errors import InvalidArgument
+from sandbox.texts import system_bytes
 
 WIRE_VERSION = 3
 MAX_CHUNK_BYTES = 1 << 20  # of file content, and of a command's words
@@ -80,7 +80,8 @@ class TerminalSize:
 
 def encode(id: int, kind: Kind, first: int = 0, second: int = 0, path: str = "") -> bytes:
     """One message as bytes. InvalidArgument for half of a surrogate pair in `path`."""
-    return _FRAME.pack(id, kind, first, second) + _bytes(path)
+    paths = (system_bytes("path", each) for each in path.split("\0"))  # two, of a rename
+    return _FRAME.pack(id, kind, first, second) + b"\0".join(paths)
 
 
 def decode(data: bytes, fds: list[int]) -> Frame:
@@ -97,9 +98,13 @@ def pack_size(size: TerminalSize) -> int:
 
 
 def exec_words(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> bytes:
-    """Content of the file that says what to run. Strings hold no NUL (the caller checks)."""
-    strings = [cwd, *argv, *(f"{name}={value}" for name, value in env.items())]
-    return _PAIR.pack(len(argv), len(env)) + b"".join(_bytes(string) + b"\0" for string in strings)
+    """Content of the file that says what to run. InvalidArgument names the field of what cannot be said."""
+    words = [system_bytes("cwd", cwd), *(system_bytes(f"cmd: word {n}", word) for n, word in enumerate(argv))]
+    words += [
+        system_bytes("env: a name", name) + b"=" + system_bytes(f"env: the value of {name!r}", value)
+        for name, value in env.items()
+    ]
+    return _PAIR.pack(len(argv), len(env)) + b"".join(word + b"\0" for word in words)
 
 
 def decode_exit(frame: Frame) -> tuple[Ending, int]:
@@ -114,12 +119,3 @@ def decode_done(frame: Frame) -> int:
     if frame.first > _MAX_ERRNO:
         raise ValueError(f"a DONE from a sandbox says {frame.first}")
     return frame.first
-
-
-def _bytes(text: str) -> bytes:
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(
-            f"{text!r} holds half of a surrogate pair, which no system call takes"
-        ) from error

@@ -1,6 +1,7 @@
 """Messages are whole packets; what no honest init sends is refused."""
 
 import struct
+from traceback import format_exception
 
 import pytest
 from hypothesis import given
@@ -63,3 +64,16 @@ def test_an_exit_that_no_honest_init_sends_is_refused(ending: int, value: int):
 def test_half_a_surrogate_pair_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgument, match="surrogate"):
         exec_words(["echo", "a\ud800"], "/", {})
+
+
+@pytest.mark.parametrize("bad", ["s3cret-key\ud800", "s3cret-key\0", 5])
+def test_what_is_refused_is_named_and_not_shown(bad: str) -> None:
+    """Nor by a cause, which tracebacks print."""
+    for argv, env, field in (
+        (["echo", "--token", bad], {}, "cmd: word 2"),
+        (["echo"], {"TOKEN": bad}, "env: the value of 'TOKEN'"),
+    ):
+        with pytest.raises(InvalidArgument, match=field) as caught:
+            exec_words(argv, "/", env)
+        assert "s3cret" not in "".join(format_exception(caught.value, chain=True))
+        assert caught.value.__suppress_context__ or caught.value.__context__ is None
