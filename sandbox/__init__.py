@@ -3,9 +3,9 @@
 from sandbox.aio import AsyncSandbox
 from sandbox.attached import AttachedSandbox
 from sandbox.doctor import Capability
+from sandbox.download import Download
 from sandbox.egress.service import Egress
 from sandbox.entries import Entry
-from sandbox.files import Download
 from sandbox.policy import Destination, Names, Network, Policy
 from sandbox.results import CommandResult, Denial
 from sandbox.running import RunningCommand

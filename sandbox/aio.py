@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from sandbox.checking import checked
+from sandbox.download import Download
 from sandbox.entries import Entry
 from sandbox.errors import CapacityError, SandboxGone
 from sandbox.feed import OnOutput
-from sandbox.files import Download
 from sandbox.policy import Network
 from sandbox.results import CommandResult, Denial
 from sandbox.running import RunningCommand

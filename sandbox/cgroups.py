@@ -147,6 +147,11 @@ class Groups:
         """The one of version 2, to which programs can be attached."""
         return next((group.path for group in self._groups if group.hierarchy.version == 2), None)
 
+    @property
+    def memory(self) -> Group | None:
+        """The one that counts memory."""
+        return next((each for each in self._groups if "memory" in each.hierarchy.controllers), None)
+
     def create(self, limits: Limits) -> None:
         """Makes the groups and sets the limits. CapacityError when the kernel refuses; what was made until
         then stays for `remove`."""

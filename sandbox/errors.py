@@ -275,7 +275,7 @@ class UnsafePath(FileError):
 
 
 class NoSpace(FileError):
-    """The writable layer has no bytes or inodes left."""
+    """The writable layer has no bytes or inodes left, or the sandbox's memory has none (ENOMEM)."""
 
     code = "no_space"
     blame = "agent"

@@ -15,6 +15,7 @@ _WORDS: dict[int, str] = {
     Trouble.BAD_MESSAGE: "the sandbox's init is older than this; run `python -m sandbox.native.build`",
     Trouble.SPEAKS: "is a file of the kernel's, which answers to who reads it: let a command read it",
     errno.EFBIG: "is larger than allowed",
+    errno.ENOMEM: "the sandbox's memory is full, and what is written counts unless its layer is a disk",
     errno.ETOOMANYREFS: "commands hold as many descriptors under way in sockets as a user may have",
 }
 _KINDS: dict[int, type[FileError]] = {
@@ -23,6 +24,7 @@ _KINDS: dict[int, type[FileError]] = {
     errno.EFBIG: FileTooLarge,
     errno.ENOSPC: NoSpace,
     errno.EDQUOT: NoSpace,
+    errno.ENOMEM: NoSpace,
     Trouble.NOT_REGULAR: UnsafePath,
     Trouble.TOO_DEEP: UnsafePath,
     Trouble.SPEAKS: UnsafePath,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox.channel import Channel
+from sandbox.download import Download
 from sandbox.entries import (
     MAX_LISTED,
     MAX_LISTED_BYTES,
@@ -30,13 +31,14 @@ from sandbox.errors import (
     FileError,
     FileMissing,
     InvalidArgument,
+    NoSpace,
     SandboxError,
     SandboxGone,
     is_shortage,
     translated,
 )
 from sandbox.file_errors import FileErrors
-from sandbox.host_tree import read_tree, write_tree
+from sandbox.host_tree import read_tree
 from sandbox.policy import Policy
 from sandbox.running import Host
 from sandbox.texts import utf8
@@ -44,6 +46,7 @@ from sandbox.wire import MAX_CHUNK_BYTES, Frame, Kind, Trouble, decode_done
 
 MIB = 1 << 20
 MAX_DEPTH = 128
+ENTRY_BYTES = 1 << 14  # of memory that a new name takes, in the kernel too
 REMOVE_PATIENCE_S = 60.0
 WORKDIR = "/workspace"
 # Of an entry that was something else when its directory was read: removed, or swapped for a directory, a
@@ -51,21 +54,6 @@ WORKDIR = "/workspace"
 _CHANGED = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, Trouble.NOT_REGULAR, Trouble.SPEAKS}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Download:
-    """A directory's content. Paths are relative to it, with `/` between their parts."""
-
-    files: dict[str, bytes]
-    links: dict[str, str]  # name to target, never followed
-    directories: tuple[str, ...]
-    skipped: tuple[str, ...]  # FIFOs, sockets, devices
-
-    def write_to(self, host_dir: Path) -> None:
-        """Makes `host_dir`, which must not exist yet or be empty, and writes files and directories into it.
-        Links and what was skipped are left out. InvalidArgument when it holds something already."""
-        write_tree(host_dir, self.directories, self.files)
 
 
 @dataclass(slots=True)
@@ -127,15 +115,16 @@ class Files:
         """Replaces a file's content, making its parents. `str` is written as UTF-8. Not atomic: a reader in
         the sandbox may see a part of it."""
         place, content = _absolute(path), utf8("data", data)
-        for start in range(0, len(content) or 1, MAX_CHUNK_BYTES):
-            chunk = memoryview(content)[start : start + MAX_CHUNK_BYTES]
-            try:
-                self._write(place, chunk, start > 0, mode)
-            except FileMissing as error:
-                if error.errno != errno.ENOENT or start > 0:
-                    raise
-                self.make_dir(posixpath.dirname(place))
-                self._write(place, chunk, False, mode)
+        first = memoryview(content)[:MAX_CHUNK_BYTES]
+        try:
+            self._replace(place, first, mode)
+        except FileMissing as error:
+            if error.errno != errno.ENOENT:
+                raise
+            self.make_dir(posixpath.dirname(place))
+            self._replace(place, first, mode)
+        for start in range(MAX_CHUNK_BYTES, len(content), MAX_CHUNK_BYTES):
+            self._write(place, memoryview(content)[start : start + MAX_CHUNK_BYTES], True, mode)
 
     def list(self, path: str = WORKDIR) -> tuple[Entry, ...]:
         """What is in a directory, by name. FileTooLarge beyond 100,000 entries, or 32 MiB of names."""
@@ -166,7 +155,7 @@ class Files:
         missing = [place]
         while missing:
             try:
-                self._ask(Kind.MKDIR, missing[-1])
+                self._make_one(missing[-1])
             except FileError as error:
                 parent = posixpath.dirname(missing[-1].rstrip("/"))
                 if error.errno == errno.ENOENT and parent not in ("", "/"):
@@ -268,6 +257,12 @@ class Files:
                 if entry.type == "dir":
                     pending.append(name)
 
+    def _make_one(self, place: str) -> None:
+        with self._host.room(ENTRY_BYTES) as is_free:
+            if not is_free:
+                raise self._errors.of(errno.ENOMEM, place)
+            self._ask(Kind.MKDIR, place)
+
     def _is_removed(self, place: str) -> bool:
         """Init does some of it at a time, or it would serve nobody else meanwhile."""
         try:
@@ -278,12 +273,36 @@ class Files:
             raise
         return True
 
+    def _is_there(self, place: str) -> bool:
+        """Links followed."""
+        try:
+            with self._opened(place, os.O_PATH):
+                return True
+        except FileMissing:
+            return False
+
     def _is_directory(self, place: str) -> bool:
         """Links followed."""
         with self._opened(place, os.O_PATH) as fd:
             return stat.S_ISDIR(os.fstat(fd).st_mode)
 
+    def _replace(self, place: str, chunk: memoryview, mode: int) -> None:
+        """What was in the file goes first where there is no room for both."""
+        try:
+            self._write(place, chunk, False, mode)
+        except NoSpace as error:
+            if error.errno != errno.ENOMEM or not self._is_there(place):
+                raise
+            self._send(place, chunk[:0], False, mode)
+            self._write(place, chunk, True, mode)
+
     def _write(self, place: str, chunk: memoryview, append: bool, mode: int) -> None:
+        with self._host.room(len(chunk) + ENTRY_BYTES) as is_free:
+            if not is_free:
+                raise self._errors.of(errno.ENOMEM, place)
+            self._send(place, chunk, append, mode)
+
+    def _send(self, place: str, chunk: memoryview, append: bool, mode: int) -> None:
         with translated("writing a file", sandbox_id=self._channel.name):
             content = os.memfd_create("dockyard", os.MFD_CLOEXEC)
             try:

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,7 @@ from sandbox.forks import close_left, leave_in_children
 from sandbox.limits import Limits
 from sandbox.ownership import Ownership
 from sandbox.pausing import Freezer
+from sandbox.room import Room
 from sandbox.wire import Frame
 
 _GONE_TEXT: dict[GoneReason, str] = {
@@ -55,6 +56,7 @@ class Life:
         self._expires_ns = self._began_ns + int(limits.lifetime_s * 1e9)
         self._idle_s = limits.idle_s
         self.freezer = Freezer(ownership.groups.unified, clock, self._on_resume)
+        self._room = _room(ownership, limits)
         self.wake: Callable[[], None] = lambda: None  # the channel's, once there is one
         leave_in_children(self)
 
@@ -127,6 +129,10 @@ class Life:
         with self._lock:
             still = self._still if self._num_active == 0 else None
         return still or self.counters()
+
+    def room(self, num_bytes: int) -> AbstractContextManager[bool]:
+        """See `Room.taken`."""
+        return self._room.taken(num_bytes)
 
     def break_off(self) -> None:
         """Ends a sandbox that does not end a command."""
@@ -202,3 +208,10 @@ class Life:
                 return
             self._reason = reason = "expired" if now_ns >= self._expires_ns else "idle"
         self.end(reason)
+
+
+def _room(ownership: Ownership, limits: Limits) -> Room:
+    group = ownership.groups.memory
+    if group is None:
+        return Room(None, 1, None)
+    return Room(group.path, group.hierarchy.version, limits.memory_bytes)

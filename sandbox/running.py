@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -46,6 +47,10 @@ class Host(Protocol):
 
     def counters_before(self) -> Counters:
         """The same for what is about to begin."""
+        ...
+
+    def room(self, num_bytes: int) -> AbstractContextManager[bool]:
+        """Whether the sandbox's memory has room for so many bytes, which the block then writes."""
         ...
 
     def break_off(self) -> None:

@@ -1,5 +1,6 @@
 """Descriptors that have been sent and not received are counted by user, and who sends is held to its own
-limit: commands that keep many under way keep no terminal or file from their owner, or it is said that they do.
+limit: commands that keep many under way keep no terminal or file from their owner, or it is said that they
+do.
 """
 
 import subprocess

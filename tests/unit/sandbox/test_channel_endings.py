@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,9 @@ class Owner:
 
     def counters(self) -> Counters:
         return Counters()
+
+    def room(self, num_bytes: int) -> AbstractContextManager[bool]:
+        return nullcontext(num_bytes >= 0)
 
     def break_off(self) -> None: ...
 
