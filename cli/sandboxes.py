@@ -14,16 +14,16 @@ import typer
 
 from cli.console import JsonFlag, output, print_json, show
 from cli.environment import EnvOption, given_environment
+from cli.policies import GatewayOption, PolicyOption, PresetOption, chosen_policy
 from cluster.config import load_config
 from cluster.state import StateFolder
 from protocol.errors import ResourceShortage
-from sandbox import CommandResult, Policy, Sandbox, SandboxStatus, Snapshots, sandboxes
+from sandbox import CommandResult, Sandbox, SandboxStatus, Snapshots, sandboxes
 from sandbox.audit import check_integrity, sweep
 from sandbox.audit_log import entries
 from sandbox.errors import InvalidArgument
 from sandbox.layers import LayerWish
 from sandbox.limits import MIB
-from sandbox.policy.document import read_policy
 
 SandboxId = Annotated[str, typer.Argument(metavar="ID", help="Of `dockyard sandbox list`.")]
 StdinFlag = Annotated[
@@ -43,9 +43,9 @@ def run_command(
     substrate: Annotated[
         Literal["function", "container"], typer.Option(help="How it is isolated.")
     ] = "function",
-    policy_file: Annotated[
-        Path | None, typer.Option("--policy", help="A JSON file of a policy. Default: no network.")
-    ] = None,
+    policy_file: PolicyOption = None,
+    preset: PresetOption = None,
+    gateway: GatewayOption = None,
     timeout_s: Annotated[
         float | None, typer.Option("--timeout", min=0.1, help="Seconds. Default: the policy's, or 60.")
     ] = None,
@@ -79,15 +79,19 @@ def run_command(
 
     Example: echo "print(2)" | dockyard sandbox run --stdin -- python3 -
 
-    Example: dockyard sandbox run --policy narrow.json -- make test
+    Example: echo '{"read_only": ["/root"], "timeout_s": 600}' > narrow.json; dockyard sandbox run --policy
+    narrow.json -- make test
+
+    Example: dockyard sandbox run --preset package-index-only -- "pip download attrs"
 
     Example: dockyard sandbox run --keep ready -- "touch a"; dockyard sandbox run --snapshot ready -- ls
     """
     _check_memory(memory_mb)
     state = StateFolder(load_config().state_dir)
     stdin = sys.stdin.buffer.read() if with_stdin else b""
+    policy = chosen_policy(policy_file, preset, gateway)
     with Sandbox.create(
-        substrate=substrate, policy=_policy(policy_file), memory_mb=memory_mb, pids=pids,
+        substrate=substrate, policy=policy, memory_mb=memory_mb, pids=pids,
         disk_mb=disk_mb, layer=layer, snapshot=snapshot, env=given_environment(env),
         state_dir=state.sandboxes, toolkit=state.toolkit,
     ) as box:  # fmt: skip
@@ -136,10 +140,6 @@ def _told(result: CommandResult, as_json: bool) -> int:
         for denial in result.denials:
             typer.echo(f"dockyard: {denial.limit} limit: {denial.detail}", err=True)
     return result.exit_code if result.exit_code is not None else 1
-
-
-def _policy(file: Path | None) -> Policy:
-    return Policy(network="none") if file is None else read_policy(file.read_text())
 
 
 def _check_memory(memory_mb: int | None) -> None:

@@ -7,20 +7,12 @@ refused with the field's name. `without` is for trials, and said in all that a s
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, cast, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_serializer,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_serializer, field_validator, model_validator
 
-from sandbox.errors import InvalidArgument
 from sandbox.layers import LayerWish
+from sandbox.policy.base import Document, refusal
 from sandbox.policy.network import Network
 
 MIB = 1 << 20
@@ -35,10 +27,8 @@ DEVICES: frozenset[Device] = frozenset(get_args(Device))
 """Of /dev; `ptmx` is what terminals are made with."""
 
 
-class Policy(BaseModel):
-    """Validated at construction (pydantic.ValidationError names the field); immutable afterwards."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Policy(Document):
+    """Checked when it is made (InvalidArgument names the field and its value); immutable afterwards."""
 
     # none: the sandbox has a loopback interface of its own and no other. Else what it may connect to.
     network: Literal["none"] | Network = "none"
@@ -68,6 +58,19 @@ class Policy(BaseModel):
     layer: LayerWish = "auto"
     # protections to go without. For trials that show what one of them is worth; the sandbox's `info` says so.
     without: frozenset[Protection] = frozenset()
+
+    @field_validator("network", mode="before")
+    @classmethod
+    def _network_is_no_name(cls, value: object) -> object:
+        return _checked_network(value)
+
+    @field_validator("phases", mode="before")
+    @classmethod
+    def _phases_are_no_names(cls, value: object) -> object:
+        if isinstance(value, Mapping):
+            for each in cast(Mapping[str, object], value).values():
+                _checked_network(each)
+        return cast(object, value)
 
     @field_validator("protected", "hidden", "masked", "read_only")
     @classmethod
@@ -122,7 +125,7 @@ class Policy(BaseModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Checks what it changes, as the constructor does."""
         del deep  # nothing in it can be changed
-        return type(self).model_validate({**dict(self), **(update or {})})
+        return type(self)(**{**dict(self), **(update or {})})
 
     @property
     def first_network(self) -> Network | None:
@@ -153,9 +156,18 @@ def read_policy(text: str) -> Policy:
     try:
         return Policy.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"])) or "policy"
-        raise InvalidArgument(f"{field}: {first['msg']}", hint="see the fields of sandbox.Policy") from error
+        raise refusal(error) from None
+
+
+def _checked_network(value: object) -> object:
+    """Raises ValueError for a text other than none, which is most often the name of a preset."""
+    if isinstance(value, str) and value != "none":
+        raise ValueError(
+            'neither \'none\' nor a network such as {"services": ["pypi"]} or {"destinations": '
+            '[{"to": "10.0.0.5", "ports": [8000]}]}; presets are whole policies: '
+            "sandbox.policy.presets, or `dockyard sandbox run --preset NAME`"
+        )
+    return value
 
 
 def _plain(place: str) -> str:

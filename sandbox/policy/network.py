@@ -8,7 +8,9 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
+
+from sandbox.policy.base import Document
 
 Protocol = Literal["tcp", "udp"]
 MAX_RULES = 256  # of a kind, in one document
@@ -57,9 +59,7 @@ Port = Annotated[int | str, AfterValidator(_checked_port)]
 Domain = Annotated[str, AfterValidator(_checked_domain)]
 
 
-class _Rule(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Rule(Document):
     # 443 or "8000-8010"; at least one.
     ports: tuple[Port, ...] = Field(min_length=1, max_length=8)
     protocol: Protocol = "tcp"
@@ -83,10 +83,8 @@ class Names(_Rule):
     domains: tuple[Domain, ...] = Field(min_length=1, max_length=MAX_RULES)
 
 
-class Network(BaseModel):
+class Network(Document):
     """Allowed destinations. Nothing in it: nothing is allowed, and names do not resolve."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     destinations: tuple[Destination, ...] = Field(default=(), max_length=MAX_RULES)
     names: tuple[Names, ...] = Field(default=(), max_length=MAX_RULES)

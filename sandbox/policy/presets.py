@@ -28,7 +28,7 @@ def agent(gateway: str) -> Policy:
     try:
         to = ip_address(address.removeprefix("[").removesuffix("]"))
         return Policy(network=Network(destinations=(Destination(to=str(to), ports=(port,)),)))
-    except ValueError as error:
+    except (ValueError, InvalidArgument) as error:
         hint = "write ADDRESS:PORT, such as 10.0.0.5:8000"
         raise InvalidArgument(f"gateway={gateway!r} is no address with a port", hint=hint) from error
 

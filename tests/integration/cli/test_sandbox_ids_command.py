@@ -143,6 +143,32 @@ def test_a_policy_of_a_file_holds_and_one_that_widens_is_refused(tmp_path: Path)
     done = run('{"capabilities": ["CAP_SYS_ADMIN"]}', "true")
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["code"]) == (2, "invalid_argument")
-    assert error["message"].startswith("capabilities: ")
+    assert error["message"].startswith("capabilities=['CAP_SYS_ADMIN']: ")
     done = run('{"network": ', "true")
     assert (done.returncode, json.loads(done.stdout)["error"]["message"].split(":")[0]) == (2, "policy")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--policy", "/no/such/file.json"), "--policy /no/such/file.json: No such file"),
+        (("--policy", "/etc"), "--policy /etc: Is a directory"),
+        (("--policy", sys.executable), "not text in UTF-8"),
+        (("--preset", "agent"), "--preset agent needs --gateway ADDR:PORT"),
+        (("--preset", "agent", "--gateway", "here"), "gateway='here' is no address with a port"),
+        (("--preset", "offline", "--gateway", "10.0.0.5:1"), "gateway='10.0.0.5:1' is for preset 'agent'"),
+        (("--preset", "offline", "--policy", "/etc"), "are two policies"),
+        (("--gateway", "10.0.0.5:1"), "is for --preset agent"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_bad_input(options: tuple[str, ...], said: str):
+    words = [sys.executable, "-m", "cli.main", "sandbox", "run", "--json", *options, "--", "true"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    assert said in json.loads(done.stdout)["error"]["message"]
+
+
+def test_a_preset_is_a_policy_by_its_name():
+    words = [sys.executable, "-m", "cli.main", "sandbox", "run", "--preset", "grader", "--", "echo made"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "made\n"), done.stderr

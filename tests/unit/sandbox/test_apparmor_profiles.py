@@ -7,9 +7,9 @@ import subprocess
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from sandbox import Policy
+from sandbox.errors import InvalidArgument
 from sandbox.policy import apparmor_profiles
 from sandbox.policy.apparmor import profile
 from sandbox.policy.apparmor_profiles import LoadedProfiles
@@ -60,12 +60,12 @@ def test_the_parser_takes_any_places(protected: list[str], hidden: list[str]):
     "place", ["relative", "/a/../b", "/a/./b", "/.", "/a\nb", "/", "//", '/a"b', "/a\\b"]
 )
 def test_a_place_that_is_none_is_refused(place: str):
-    with pytest.raises(ValidationError, match="protected"):
+    with pytest.raises(InvalidArgument, match="protected"):
         Policy(protected=(place,))
 
 
 def test_places_and_no_apparmor_contradict_each_other():
-    with pytest.raises(ValidationError, match="without"):
+    with pytest.raises(InvalidArgument, match="without"):
         Policy(hidden=("/x",), without=frozenset({"apparmor"}))
 
 

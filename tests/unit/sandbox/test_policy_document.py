@@ -17,7 +17,7 @@ from sandbox.covers import Covers, covers_of
 from sandbox.errors import InvalidArgument
 from sandbox.images import Bind, Image
 from sandbox.policy import Policy, presets
-from sandbox.policy.document import DEVICES, MAX_TIMEOUT_S
+from sandbox.policy.document import DEVICES, MAX_TIMEOUT_S, read_policy
 
 REPOSITORY = Path(__file__).parents[3]
 NAMES = st.lists(st.text("ab_-.", min_size=1, max_size=4), min_size=1, max_size=4)
@@ -53,13 +53,33 @@ def test_what_would_widen_is_refused_by_its_field(field: str, value: object):
     assert {each["loc"][0] for each in caught.value.errors()} == {field}
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"network": "agent"}, r"network='agent': .*\{\"services\": .*presets.*--preset"),
+        ({"phases": {"work": "agent"}}, r"phases=\{'work': 'agent'\}: .*presets"),
+        ({"network": {"services": ["pipy"]}}, r"network\.services=\['pipy'\]: 'pipy' is unknown; use "),
+        ({"network": {"destinations": [{"to": "10.0.0.5"}]}}, r"network\.destinations\.0\.ports: Field req"),
+        ({"network": 5}, "network=5: "),
+        ({"netwrok": "none"}, "netwrok='none': "),
+        ({"timeout_s": -1}, "timeout_s=-1: "),
+        ({"without": ["landlock"], "read_only": ["/tmp"]}, "policy: read_only is"),
+    ],
+)
+def test_one_error_names_the_field_the_value_and_the_way_out(values: dict[str, Any], said: str):
+    for make in (lambda: Policy(**values), lambda: read_policy(json.dumps(values))):
+        with pytest.raises(InvalidArgument, match=f"^{said}") as caught:
+            make()
+        assert "docs/sandbox.md" in caught.value.hint
+
+
 def test_read_only_places_need_the_protection_that_holds_them():
-    with pytest.raises(ValidationError, match="read_only is Landlock's"):
+    with pytest.raises(InvalidArgument, match="read_only is Landlock's"):
         Policy(read_only=("/tmp",), without=frozenset({"landlock"}))
 
 
 def test_a_copy_is_checked_too():
-    with pytest.raises(ValidationError, match="capabilities"):
+    with pytest.raises(InvalidArgument, match="capabilities"):
         Policy().model_copy(update={"capabilities": frozenset({"CAP_BPF"})})
     assert Policy(timeout_s=5).model_copy(update={"masked": ("/usr/share",)}).timeout_s == 5
 
@@ -169,7 +189,7 @@ def test_no_way_to_write_a_place_leads_out_of_the_image(parts: list[str]):
     place = "/" + "/".join(parts)
     try:
         policy = Policy(masked=(place,))
-    except ValidationError:
+    except InvalidArgument:
         return
     empty = Image("t", Path("/nonexistent"), (), (), (), "/bin/sh", MappingProxyType({}))
     with pytest.raises(InvalidArgument, match="is not in the image"):
@@ -179,3 +199,11 @@ def test_no_way_to_write_a_place_leads_out_of_the_image(parts: list[str]):
 def test_a_policy_is_read_from_json_as_a_file_has_it():
     text = json.dumps({"masked": ["/usr/share"], "devices": ["tty"], "max_timeout_s": 9})
     assert Policy.model_validate_json(text).left_out == ("full", "ptmx", "random", "urandom", "zero")
+
+
+@pytest.mark.parametrize("page", ["sandbox.md", "egress.md"])
+def test_the_pages_policies_are_policies(page: str):
+    blocks = (REPOSITORY / "docs" / page).read_text().split("```json\n")[1:]
+    assert blocks
+    for block in blocks:
+        assert read_policy(block.split("```")[0]) != Policy()
