@@ -3,7 +3,7 @@
 from engine.cache.tiers import Tiers
 from engine.model.base import Held
 from engine.request import Sequence
-from engine.scheduler.orders import Begin, CopyBlock, KeepBlock, LoadBlock, Order, SwapOut
+from engine.scheduler.orders import Begin, CopyBlock, KeepBlock, LoadBlock, Order, ShowBlock, SwapOut
 from engine.weights import Weights
 
 
@@ -37,6 +37,8 @@ class Residence:
                 case Begin(sequence=sequence):
                     self._begin(order)
                     begun.append(sequence)
+                case ShowBlock(block=block, key=key):
+                    self.keep([(block, key)])
         return begun
 
     def keep(self, blocks: list[tuple[int, bytes]]) -> None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from engine.cache.block_pool import BlockPool
 from engine.model.base import ResumeRules
 from engine.request import Sequence
 from engine.scheduler.kept import KeptKv
-from engine.scheduler.prefix import known_path
+from engine.scheduler.prefix import extend_chain, known_path
 from engine.scheduler.resume import Pass, Start, first_start, next_start
 from protocol.handoff import KvPayload
 
@@ -32,12 +33,16 @@ class Admission:
 def plan_admission(
     sequence: Sequence, root: bytes, pool: BlockPool, rules: ResumeRules, kept: KeptKv
 ) -> Admission:
-    """Of a sequence with an incoming state, it starts where that ends; else behind what is known of it."""
+    """Of a sequence with an incoming state, it starts where that ends, and shares those of its full blocks
+    that are on the device, which the state writes once more as they are; else behind what is known of it."""
     size, total = pool.block_tokens, pool.blocks_for(len(sequence.token_ids))
     if sequence.num_incoming:
         bounds = replace(sequence.passes[-1].bounds, start=sequence.num_incoming)
         start = Start((Pass(bounds),), sequence.resumed or (), 0, 0)
-        return Admission(start, (), (), None, total)
+        chain = extend_chain(sequence, root, size, sequence.num_incoming // size)
+        here = takewhile(pool.knows, chain[: sequence.num_incoming // size])
+        known = tuple((key, None) for key in here)
+        return Admission(start, (), known, None, total - len(known))
 
     # What is found is taken at once: it may be gone a moment later, and stays whole as long as we have it.
     found: dict[bytes, KvPayload | None] = {}

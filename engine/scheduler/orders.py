@@ -51,4 +51,12 @@ class Begin:
     windows: KvPayload | None
 
 
-Order = KeepBlock | LoadBlock | CopyBlock | SwapOut | Begin
+@dataclass(frozen=True, slots=True)
+class ShowBlock:
+    """A full block has come with a sequence's state, and is known from now on."""
+
+    block: int
+    key: bytes
+
+
+Order = KeepBlock | LoadBlock | CopyBlock | SwapOut | Begin | ShowBlock

@@ -15,7 +15,7 @@ from engine.model.base import ResumeRules
 from engine.request import Sequence
 from engine.scheduler.admission import Admission, plan_admission
 from engine.scheduler.kept import KeptKv, NothingKept
-from engine.scheduler.orders import Begin, CopyBlock, KeepBlock, LoadBlock, Order, SwapOut
+from engine.scheduler.orders import Begin, CopyBlock, KeepBlock, LoadBlock, Order, ShowBlock, SwapOut
 from engine.scheduler.prefix import Path, extend_chain, known_path
 from engine.scheduler.urgency import Urgency, is_starving, outranks, urgency
 from engine.scheduler.waiting import WaitingLine
@@ -148,16 +148,7 @@ class Scheduler:
         """The chunk's KV is in the cache. Its full blocks that become known by it, and their keys."""
         sequence = chunk.sequence
         sequence.num_computed += chunk.count
-        found: list[tuple[int, bytes]] = []
-        size = self._pool.block_tokens
-        while (sequence.num_registered + 1) * size <= sequence.num_computed:
-            index = sequence.num_registered
-            chain = extend_chain(sequence, self._root(sequence), size, index + 1)
-            tokens = sequence.token_ids[index * size : (index + 1) * size]
-            parent = chain[index - 1] if index else None
-            if self._pool.register(sequence.blocks[index], chain[index], parent, tokens):
-                found.append((sequence.blocks[index], chain[index]))
-            sequence.num_registered += 1
+        found = self._register(sequence)
         if sequence.num_computed == sequence.passes[0].stop:
             sequence.passes = sequence.passes[1:]
             sequence.num_computed = sequence.row_bounds.start
@@ -229,6 +220,20 @@ class Scheduler:
             "a slot is neither held by one sequence nor free"
         )
         self._pool.check_integrity(block for s in self.running for block in s.blocks)
+
+    def _register(self, sequence: Sequence) -> list[tuple[int, bytes]]:
+        """Make its full blocks known; those that were not, and their keys."""
+        found: list[tuple[int, bytes]] = []
+        size = self._pool.block_tokens
+        while (sequence.num_registered + 1) * size <= sequence.num_computed:
+            index = sequence.num_registered
+            chain = extend_chain(sequence, self._root(sequence), size, index + 1)
+            tokens = sequence.token_ids[index * size : (index + 1) * size]
+            parent = chain[index - 1] if index else None
+            if self._pool.register(sequence.blocks[index], chain[index], parent, tokens):
+                found.append((sequence.blocks[index], chain[index]))
+            sequence.num_registered += 1
+        return found
 
     # ------------------------------------------------------------------ who runs
     def _turn(self, sequence: Sequence) -> tuple[bool, bool, Urgency]:
@@ -315,6 +320,8 @@ class Scheduler:
             sequence.resumed = start.resumed
             sequence.chain = [key for key, _ in admission.known]
         self._orders.append(Begin(sequence, sequence.held(sequence.num_computed), admission.windows))
+        if sequence.num_incoming:
+            self._orders += [ShowBlock(block, key) for block, key in self._register(sequence)]
 
     def _count_start(self, sequence: Sequence, admission: Admission) -> None:
         if sequence.num_incoming:
