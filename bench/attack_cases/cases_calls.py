@@ -35,6 +35,7 @@ _MAP_ATTRIBUTES = {"hex": "02000000040000000800000001000000" + "00" * 104}  # an
 # A software clock of this very process, user space alone.
 _EVENT_ATTRIBUTES = {"hex": "0100000080000000" + "00" * 32 + "61000000" + "00" * 84}
 _HANDLE = {"hex": "0800000001000000" + "00" * 128}  # of a file that is not there
+_RLIMIT_CORE, _NO_CORE = 4, {"hex": "00" * 16}  # which it has already
 _Q_QUOTAON = 0x80000600
 _GETPID_OF_X32 = str(0x40000000 + 39)
 _GETPID_BY_INT80 = "b814000000cd80c3"  # mov eax, 20; int 0x80; ret
@@ -223,6 +224,8 @@ _MACHINE: tuple[list[Case], ...] = (
                    _IN_NAMESPACES),
     _by_capability(20, "open-by-handle", "a file by its handle, past every mount",
                    _call("open_by_handle_at", -100, _HANDLE, 0, reached=(errno.ESTALE,)), _AS_ROOT),
+    _by_seccomp(20, "prlimit", "limits of pid 1 lowered",
+                _call("prlimit64", 1, _RLIMIT_CORE, _NO_CORE, None)),
     _by_seccomp(21, "io-uring", "a ring of asynchronous calls", _call("io_uring_setup", 4, {"room": 120})),
     _by_seccomp(77, "io-uring-network", "a connection by a ring, past hooks on sockets: no ring can be made",
                 _call("io_uring_setup", 4, {"room": 120})),

@@ -68,10 +68,14 @@ _OPTIONS = (
     *(_PR_SET_VMA, _PR_SET_PTRACER),
 )
 
+_ITSELF = 0  # a pid of 0: by its number too a process may ask for itself, but no filter knows it
+
 CHOICES: dict[str, Choice] = {
     "socket": _FAMILY,
     "socketpair": _FAMILY,
     "clone": Choice(0, (((0,), ALLOW),), errno.EPERM, mask=_NEW_NAMESPACES),
+    # Init and minders have a command's uid, so a command could lower their limits.
+    "prlimit64": Choice(0, (((_ITSELF,), ALLOW),), errno.EPERM),
     "personality": Choice(0, ((_PERSONALITIES, ALLOW),), errno.EPERM),
     "prctl": Choice(0, ((_OPTIONS, ALLOW),), errno.EINVAL),
     "ioctl": Choice(

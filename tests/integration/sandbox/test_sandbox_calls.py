@@ -122,6 +122,31 @@ def test_what_the_list_narrows_is_refused_for_real(box: Sandbox):
     ], result.stderr
 
 
+LOWERED = """
+import os, resource
+def lower(pid, kind, *values):
+    try:
+        print("lowered", resource.prlimit(pid, kind, *values))
+    except OSError as error:
+        print(error.errno)
+own = resource.prlimit(0, resource.RLIMIT_NOFILE)
+resource.prlimit(0, resource.RLIMIT_NOFILE, (own[0] - 1, own[1] - 1))
+print(resource.getrlimit(resource.RLIMIT_NOFILE) == (own[0] - 1, own[1] - 1))
+for pid in (1, os.getppid()):
+    lower(pid, resource.RLIMIT_NOFILE, (7, 7))
+    lower(pid, resource.RLIMIT_FSIZE, (0, 0))
+    lower(pid, resource.RLIMIT_CPU, (1, 1))
+    lower(pid, resource.RLIMIT_CPU)
+"""
+
+
+def test_a_command_lowers_no_limit_of_init_or_of_its_minder(box: Sandbox):
+    result = box.commands.run(["python3", "-c", LOWERED])
+    assert result.stdout.splitlines() == ["True", *["1"] * 8], result.stderr
+    box.files.write("a", b"x" * 1000)
+    assert box.commands.run("ulimit -c 0; ulimit -n 100; ulimit -n").stdout == "100\n"
+
+
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="only x86_64 has calls of other numbers")
 @pytest.mark.parametrize("code", ["b827000040 0f05 c3", "b814000000 cd80 c3"], ids=["x32", "int80"])
 def test_calls_by_other_doors_end_their_process(box: Sandbox, code: str):

@@ -152,6 +152,13 @@ def test_what_debuggers_ask_of_a_personality_is_allowed_and_no_more(machine: Mac
         assert verdict(machine, "personality", value) == errno.EPERM
 
 
+def test_a_process_changes_its_own_limits_alone(machine: Machine):
+    for high in (0, 1 << 32, 0xFFFFFFFF << 32):
+        assert verdict(machine, "prlimit64", high) is None
+        for pid in (1, 2, 1 << 22, 0xFFFFFFFF):
+            assert verdict(machine, "prlimit64", high | pid) == errno.EPERM
+
+
 def test_options_of_a_process_are_its_own(machine: Machine):
     for option in (1, 4, 15, 22, 38, 47, 0x53564D41, 0x59616D61):
         assert verdict(machine, "prctl", option) is None
