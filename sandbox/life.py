@@ -48,7 +48,6 @@ class Life:
         self._ownership = ownership
         self._clock = clock
         self._lock = threading.Lock()  # guards what follows
-        self._init: int | None = os.pidfd_open(init_pid)
         self._reason: GoneReason | None = None
         self._num_active = self._num_begun = 0
         self._still: Counters | None = Counters()  # while nothing runs; None where they have to be read
@@ -58,6 +57,7 @@ class Life:
         self.freezer = Freezer(ownership.groups.unified, clock, self._on_resume)
         self._room = _room(ownership, limits)
         self.wake: Callable[[], None] = lambda: None  # the channel's, once there is one
+        self._init: int | None = os.pidfd_open(init_pid)  # guarded too; the last that can fail
         leave_in_children(self)
 
     def end(self, reason: GoneReason) -> None:

@@ -54,22 +54,24 @@ class Sandbox:
         self._process = made.launched.process
         self._release_error: SandboxError | None = None
         info = made.info
-        self._life = Life(info.id, made.launched.init_pid, info.limits, made.ownership, clock)
         self._started_s = time.time()
         with ExitStack() as on_failure:
             on_failure.callback(made.give_back)
+            self._life = Life(info.id, made.launched.init_pid, info.limits, made.ownership, clock)
             on_failure.callback(self._life.close)
             self._channel = Channel(made.launched.control, clock, name=info.id)
             self._life.wake = self._channel.wake
             self._channel.start(self._life, self._release)
             on_failure.pop_all()
-        shell, env = made.image.shell, {**made.image.env, **dict(made.order.env)}
-        self.commands = Commands(
-            self._channel, self._life, clock, policy=info.policy, shell=shell, base_env=env, log=made.log
-        )
-        self.files = Files(self._channel, self._life, info.policy)
-        self.sessions = Sessions(self.commands, self.files)
-        sandboxes.add(made.order.state_dir, self)
+            on_failure.callback(self.kill)  # whose thread gives back from now on
+            shell, env = made.image.shell, {**made.image.env, **dict(made.order.env)}
+            self.commands = Commands(
+                self._channel, self._life, clock, policy=info.policy, shell=shell, base_env=env, log=made.log
+            )
+            self.files = Files(self._channel, self._life, info.policy)
+            self.sessions = Sessions(self.commands, self.files)
+            sandboxes.add(made.order.state_dir, self)
+            on_failure.pop_all()
 
     @classmethod
     @translated("making a sandbox")

@@ -1,6 +1,7 @@
 """How sandboxes end, and that nothing is left when they do, whoever ends them."""
 
 import asyncio
+import errno
 import os
 import resource
 import select
@@ -27,6 +28,23 @@ def wait_until_gone(box: Sandbox) -> SandboxGone:
     with pytest.raises(SandboxGone) as caught:
         box.commands.run("true")
     return caught.value
+
+
+@pytest.mark.parametrize(
+    "step", ["life.Freezer", "sandbox.Channel", "sandbox.Sessions", "life.os.pidfd_open"]
+)
+def test_what_nobody_could_take_over_is_given_back(create, state_dir: Path, monkeypatch, step: str):
+    """Whichever of the owner's parts has no descriptor left."""
+
+    def is_full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    create()  # what is made once has been
+    with monkeypatch.context() as patch:
+        patch.setattr(f"sandbox.{step}", is_full)
+        with pytest.raises(CapacityError):
+            create()
+    (_,) = check_integrity(state_dir).live
 
 
 def test_the_end_of_the_lifetime(create, substrate: str):
