@@ -159,6 +159,18 @@ class Life:
                 raise gone from None
             raise
 
+    @contextmanager
+    def busy(self) -> Generator[None]:
+        """It is not idle while the block runs. A paused one stays so."""
+        with self._lock:
+            self._num_active += 1
+            self._still = None
+        try:
+            yield
+        finally:
+            self.finish()
+            self.wake()
+
     def begin(self) -> None:
         """Something starts to run in the sandbox: it is not idle, nor paused."""
         self.touch()

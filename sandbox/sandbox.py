@@ -297,7 +297,9 @@ class Sandbox:
         if n is not None and not 1 <= n <= MAX_FORKS:
             raise InvalidArgument(f"n={n} is out of range", hint=f"use 1 to {MAX_FORKS}")
         forks: list[Sandbox] = []
-        with translated("forking a sandbox", sandbox_id=self.id), ExitStack() as on_failure:
+        doing = translated("forking a sandbox", sandbox_id=self.id)
+        with doing, ExitStack() as busy, ExitStack() as on_failure:
+            busy.enter_context(self._life.busy())  # as all are that wait for the last one
             for number in range(n or 1):
                 # Those after the first are copied from that, which nobody has yet, and this one goes on.
                 still = self._life.held() if number == 0 else nullcontext()
@@ -305,6 +307,7 @@ class Sandbox:
                 with still, source.opened() as content:
                     forks.append(Sandbox(make(self._fork_order(), replace(content, of=self.id))))
                     on_failure.callback(forks[-1].kill)
+                    busy.enter_context(forks[-1]._life.busy())
                     source.check()
                     self._made.log.write("fork", into=forks[-1].id)
             on_failure.pop_all()

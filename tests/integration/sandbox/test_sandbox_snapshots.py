@@ -25,6 +25,7 @@ from sandbox.errors import (
 )
 from sandbox.layers.base import LayerSize
 from sandbox.layers.choice import MECHANISMS
+from sandbox.making import Made
 
 Create = Callable[..., Sandbox]
 unified = next((each for each in cgroups.find_hierarchies() if each.version == 2), None)
@@ -157,6 +158,26 @@ def test_several_forks_at_once(create: Create):
     for number in (0, 101):
         with pytest.raises(InvalidArgument, match=f"n={number}"):
             box.fork_fs(number)
+
+
+def test_none_is_idle_that_a_fork_is_made_of_or_that_waits_for_the_last(create: Create, monkeypatch):
+    box = create(idle_s=1000)
+    made: list[Sandbox] = []
+    idle: list[Sandbox] = []
+
+    class Seen(Sandbox):
+        def __init__(self, made_of: Made) -> None:
+            idle.extend(each for each in (box, *made) if each._life.deadline_ns() != each._life._expires_ns)
+            super().__init__(made_of)
+            made.append(self)
+
+    monkeypatch.setattr("sandbox.sandbox.Sandbox", Seen)
+    forks = box.fork_fs(3)
+    assert list(forks) == made
+    assert idle == []
+    assert all(each._life.deadline_ns() != each._life._expires_ns for each in (box, *forks))  # they are again
+    for fork in forks:
+        fork.kill()
 
 
 def test_it_is_of_one_moment(create: Create, store: Snapshots):
