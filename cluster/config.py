@@ -26,12 +26,18 @@ class WorkersConfig(BaseModel):
     threads: int = Field(default=0, ge=0)  # a worker; 0 takes what the placement gives
     kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)  # a worker
     max_sequences: int = Field(default=16, ge=1)  # in one decode step
+    # outputs that may wait for a worker; beyond it a request is answered with 429 and when to come again
+    max_waiting: int = Field(default=512, ge=1)
+    starvation_s: float = Field(default=10.0, gt=0)  # who got no row for so long goes before everyone
     token_budget: int = Field(default=256, ge=1)  # rows a step
     # positions a cache block, a multiple of the model's ratios; null takes the least that 16 divides too
     block_tokens: int | None = Field(default=None, ge=1)
     # of DeepSeek folders: `released` rounds as in training, `float32` takes widths that fill no group
     caches: Literal["auto", "released", "float32"] = "auto"
     operations: Literal["auto", "c", "torch"] = "auto"
+    # decoder layers see a window of each prompt (DeepSeek-V4.1); false runs all its rows, which
+    # prompt_logprobs need, and keeps windows on the tiers' disk
+    replay: bool = True
     # fast: activations in 16 bits, products in integers; the tokens of exact but for near ties
     profile: Literal["exact", "fast"] = "fast"
     # of a preempted request's KV; swap needs tiers.host_bytes, and recomputes where these are full

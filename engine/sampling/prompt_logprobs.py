@@ -21,7 +21,8 @@ def check_prompt_logprobs(sampling: SamplingParams, num_prompt: int, *, skips_ro
     if skips_rows:
         raise InvalidRequest(
             f"prompt_logprobs is {sampling.prompt_logprobs}; this model has logits of a prompt's end alone",
-            parameter="prompt_logprobs", hint="leave it out, or serve the model with replay off",
+            parameter="prompt_logprobs",
+            hint="leave it out, or serve it with replay off: `workers: {replay: false}` in its --config",
         )  # fmt: skip
     entries = num_prompt * (sampling.prompt_logprobs + 1)
     if entries > _MOST_ENTRIES:

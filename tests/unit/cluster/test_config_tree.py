@@ -75,3 +75,12 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_config(tmp_path / "none.yaml")
     with pytest.raises(InvalidInput, match="Is a directory"):
         load_config(tmp_path)
+
+
+def test_the_pages_configuration_is_one(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "serving.md"
+    blocks = page.read_text().split("```yaml\n")[1:]
+    assert blocks
+    for block in blocks:
+        config = load_config(written(tmp_path, block.split("```")[0]))
+        assert config.workers.tiers.host_bytes == 1 << 30

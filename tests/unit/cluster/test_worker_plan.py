@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import DockyardConfig
+from cluster.config import DockyardConfig, WorkersConfig
 from cluster.plan import Plan, plan_workers
+from engine.config import EngineConfig
 from placement.topology import Core, Domain, Node, Topology
 from protocol.errors import ResourceShortage
 
@@ -55,3 +56,20 @@ def test_the_other_tiers_stay_as_they_are_set() -> None:
     found = plan(FOLDER, machine(40), tiers={"host_bytes": GIB, "policy": "write_back"})
     for worker in found.workers:
         assert (worker.engine.tiers.host_bytes, worker.engine.tiers.policy) == (GIB, "write_back")
+
+
+def test_what_the_configuration_says_of_workers_reaches_their_engines() -> None:
+    said = {"replay": False, "max_waiting": 7, "starvation_s": 3.0, "token_budget": 99, "max_sequences": 5}
+    for worker in plan(FOLDER, machine(40), **said).workers:
+        assert worker.engine.model_dump(include=set(said)) == said
+
+
+def test_all_that_an_engine_can_be_told_can_be_told_to_a_server() -> None:
+    """But for what it gives by itself: model, role, and how many batches `kv_events` keeps."""
+    missing = EngineConfig.model_fields.keys() - WorkersConfig.model_fields.keys()
+    assert missing == {"model", "role", "kv_event_batches"}
+
+
+def test_left_out_means_the_same_to_an_engine_and_to_a_server() -> None:
+    for name in ("replay", "max_waiting", "starvation_s", "token_budget", "caches", "preemption"):
+        assert WorkersConfig.model_fields[name].default == EngineConfig.model_fields[name].default
