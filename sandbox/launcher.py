@@ -4,23 +4,22 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
 from sandbox.errors import StartError
+from sandbox.nursery import Launcher, shared_nursery
 from sandbox.sealed import sealed_copy
-from sandbox.substrates.base import DETACHED, LaunchPlan
+from sandbox.substrates.base import LaunchPlan
 from sandbox.wire import FRAME_BYTES, WIRE_VERSION, Kind, decode
 
 HELLO_PATIENCE_S = 20.0
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _FAILURE_BYTES = 4096
-# For bubblewrap and the runtimes; a sandbox's commands never see it.
-_LAUNCH_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+_END_PATIENCE_S = 5.0
 
 
 class Adopter(Protocol):
@@ -39,11 +38,13 @@ class Adopter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A running sandbox. The receiver owns the process and the socket."""
+    """A running sandbox. The receiver owns the processes and the socket."""
 
-    process: subprocess.Popen[bytes]  # bubblewrap or the OCI runtime; ends when init ends
+    launcher: Launcher
     control: socket.socket
     init_pid: int  # on the host
+    layer_at: Path  # the content of its layer
+    pids: tuple[int, ...]  # of what stays: init, and before it whatever launch has become, if that does
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,13 @@ class Handed:
 
     def words(self) -> list[str]:
         """As options of launch."""
-        words = ["--linked" if self.linked else "--no-network"]
-        words = words if self.network is None else ["--network", str(self.network)]
-        words += [] if self.layer is None else ["--layer", str(self.layer)]
-        if self.content is not None:
-            words += ["--content", str(self.content), "--content-ids", str(self.content_ids)]
-        return words
+        words = [] if self.network is not None else ["--linked" if self.linked else "--no-network"]
+        return [*words, "--content-ids", str(self.content_ids)]
 
-    def fds(self) -> tuple[int, ...]:
-        """All that there are."""
-        return tuple(fd for fd in (self.network, self.layer, self.content) if fd is not None)
+    def fds(self) -> dict[str, int]:
+        """All that there are, by their options."""
+        found = {"--network": self.network, "--layer": self.layer, "--content": self.content}
+        return {option: fd for option, fd in found.items() if fd is not None}
 
 
 def launch(
@@ -92,21 +90,38 @@ def launch(
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         adoption = None if adopter is None else _Adoption(adopter)
         with theirs, adoption or nullcontext(), _memory_file(b"") as errors:
-            process = _spawn(init, plan, handed, theirs, errors, adoption=adoption)
+            try:
+                launcher = _start(
+                    init, plan, sandbox_id=sandbox_id, handed=handed, given={"--control": theirs.fileno()},
+                    errors=errors, adoption=adoption,
+                )  # fmt: skip
+            except OSError as error:
+                raise _start_error(sandbox_id, str(error)) from error
             theirs.close()  # or the stream would not end with the sandbox
-            on_failure.callback(_end, process)
+            on_failure.callback(_end, launcher)
             meanwhile()
             try:
                 if adoption is not None:
-                    adoption.serve(process.pid, patience_s)
+                    adoption.serve(launcher.pid, patience_s)
                 init_pid = _await_hello(ours, patience_s)
+                launched = _settle(launcher, plan, ours, init_pid)
             except (OSError, ValueError) as error:
-                _end(process)
+                _end(launcher)
                 raise _start_error(sandbox_id, _read_failure(errors) or str(error)) from error
         on_failure.pop_all()
-    if DETACHED in plan.options:
-        process.send_signal(signal.SIGUSR1)  # the runtime has nothing more to do
-    return Launched(process, ours, init_pid)
+    return launched
+
+
+def _settle(launcher: Launcher, plan: LaunchPlan, control: socket.socket, init_pid: int) -> Launched:
+    """A runtime has nothing more to do: it goes, or what stays in its place ends it. OSError."""
+    if plan.stays:
+        launcher.settle(signal.SIGUSR1 if plan.is_detached else 0)
+        layer_at, pids = Path(f"/proc/{launcher.pid}", plan.layer_at), (launcher.pid, init_pid)
+    else:
+        layer_at, pids = launcher.settle(signal.SIGKILL, init_pid), (init_pid,)
+    if layer_at is None:
+        raise OSError("its launcher has not said where its layer is")
+    return Launched(launcher, control, init_pid, layer_at, pids)
 
 
 class _Adoption:
@@ -123,13 +138,9 @@ class _Adoption:
         self._ours.close()
         self._theirs.close()
 
-    def words(self) -> list[str]:
-        """As options of launch."""
-        return ["--adopter", str(self._theirs.fileno())]
-
-    def fds(self) -> tuple[int, ...]:
-        """What is handed over."""
-        return (self._theirs.fileno(),)
+    def fds(self) -> dict[str, int]:
+        """What is handed over, by its option."""
+        return {"--adopter": self._theirs.fileno()}
 
     def serve(self, pid: int, patience_s: float) -> None:
         """Waits until it asks, lets it go on once it has ids, and to the end once it is in its cgroups.
@@ -151,36 +162,30 @@ class _Adoption:
         self._ours.send(b"\0")
 
 
-def _spawn(
+def _start(
     init: Path,
     plan: LaunchPlan,
-    handed: Handed,
-    control: socket.socket,
-    errors: int,
     *,
+    sandbox_id: str,
+    handed: Handed,
+    given: dict[str, int],
+    errors: int,
     adoption: "_Adoption | None",
-) -> subprocess.Popen[bytes]:
-    given = {"--control": control.fileno()}
+) -> Launcher:
     with ExitStack() as files:
-        # Not /dev/null: an OCI runtime gives the sandbox's own uid what it finds as input, output and error,
-        # and as the owner of the host's device a sandbox could change its mode for everyone.
-        nothing = files.enter_context(_memory_file(b""))
+        given |= handed.fds() | (adoption.fds() if adoption is not None else {})
         if plan.oci_config is not None:
             given["--config"] = files.enter_context(_memory_file(plan.oci_config.encode()))
         if plan.filter_program is not None:
             given["--filter"] = files.enter_context(_memory_file(plan.filter_program))
         if plan.is_sealed and (program := sealed_copy(plan.program[0])) is not None:
             given["--program"] = program
-        options = [word for option, fd in given.items() for word in (option, str(fd))]
-        options += [] if adoption is None else adoption.words()
-        return subprocess.Popen(
-            [str(init), "launch", *options, *plan.options, *handed.words(), "--", *plan.program],
-            stdin=nothing,
-            stdout=errors,
-            stderr=errors,
-            env=_LAUNCH_ENV,
-            pass_fds=(*given.values(), *handed.fds(), *(() if adoption is None else adoption.fds())),
-        )
+        group = None if plan.born_in is None else os.open(plan.born_in, os.O_PATH | os.O_CLOEXEC)
+        if group is not None:
+            files.callback(os.close, group)
+        options = [word for place, option in enumerate(given, 1) for word in (option, str(place))]
+        words = [*options, *plan.options, *handed.words(), "--", *plan.program]
+        return shared_nursery(init).start(sandbox_id, words, (errors, *given.values()), group)
 
 
 def _await_hello(control: socket.socket, patience_s: float) -> int:
@@ -210,9 +215,10 @@ def _start_error(sandbox_id: str, words: str) -> StartError:
     )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
+def _end(launcher: Launcher) -> None:
+    launcher.kill()
+    with suppress(TimeoutError):
+        launcher.wait(_END_PATIENCE_S)
 
 
 def _read_failure(errors: int) -> str:

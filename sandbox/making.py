@@ -76,7 +76,6 @@ class Made:
     launched: Launched
     first_id: int  # of its ids on the host, or within the user namespace of the process `within`
     within: int | None
-    layer_at: Path
     log: SandboxLog
     refusals: RefusalLog
 
@@ -84,7 +83,7 @@ class Made:
         """Ends it where nobody has taken it over."""
         self.log.note("end", reason="not taken over")
         self.launched.control.close()  # upon which init ends, and the launcher with it
-        self.ownership.release(self.launched.process)
+        self.ownership.release(self.launched.launcher)
 
 
 def make(order: Order, content: Content | None) -> Made:
@@ -167,19 +166,18 @@ def _make(order: Order, content: Content | None) -> Made:
             patience_s=HELLO_PATIENCE_S if content is None else _copy_patience_s(info.limits),
         )
         ownership.note_processes(launched)
-        layer_at = Path(f"/proc/{launched.process.pid}", plan.layer_at(info.limits.layer))
         log = SandboxLog(state, info.id)
         log.write("create", **_about(info))
-        within = None if helper is None else launched.process.pid
+        within = None if helper is None else launched.launcher.pid
         refusals = RefusalLog(log)
         if ownership.connection is not None:
             ownership.connection.refusals.watcher = refusals
         tell_once((*info.shortfalls, *(f"{each} is unverified" for each in info.unverified)))
-        return Made(order, info, prepared, ownership, launched, first_id, within, layer_at, log, refusals)
+        return Made(order, info, prepared, ownership, launched, first_id, within, log, refusals)
     except BaseException:
         if launched is not None:
             launched.control.close()  # upon which init ends, and the launcher with it
-        ownership.release(launched.process if launched is not None else None)
+        ownership.release(launched.launcher if launched is not None else None)
         raise
 
 
@@ -215,8 +213,11 @@ def _plan(
         limits=info.limits,
         owner_uid=first_id,
         privileged=_is_privileged(),
+        cgroups=tuple(group.path for group in groups if group.hierarchy.version == 1),
         # What is in version 2, only somebody with privilege may change for an ordinary user.
-        cgroups=tuple(group.path for group in groups if not is_adopted or group.hierarchy.version == 1),
+        born_in=None
+        if is_adopted
+        else next((each.path for each in groups if each.hierarchy.version == 2), None),
         num_ids=UIDS_A_SANDBOX if first_id else 1,
         is_adopted=is_adopted,
         pids_by_rlimit="pids" not in cgroups.enforceable(hierarchies),

@@ -1,7 +1,7 @@
 """What a sandbox has on the host: entered in the journal before it is made, and given back in full."""
 
 import socket
-import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from sandbox import cgroups
 from sandbox.egress.connection import Connection
 from sandbox.egress.helped import HelpedEgress, Uplink
 from sandbox.egress.service import Egress
-from sandbox.errors import UnsupportedError
+from sandbox.errors import SandboxError, UnsupportedError
 from sandbox.guard.node import Guard
 from sandbox.helper import Helper
 from sandbox.journal import Journal, Record
@@ -17,10 +17,11 @@ from sandbox.launcher import Launched
 from sandbox.layers.base import Layer, LayerSize
 from sandbox.layers.choice import MECHANISMS
 from sandbox.limits import Limits
+from sandbox.nursery import Launcher
 from sandbox.policy import Network
 from sandbox.policy.apparmor import Profile
 from sandbox.policy.apparmor_profiles import LoadedProfiles
-from sandbox.processes import boot_id, find_process, this_process
+from sandbox.processes import NOBODY, boot_id, find_process, this_process
 from sandbox.refusals import Counts
 
 _END_PATIENCE_S = 5.0
@@ -119,31 +120,58 @@ class Ownership:
         self.layer.let_go()
         if self.connection is not None:
             self.connection.link.let_go()
-        keys = (find_process(launched.process.pid), find_process(launched.init_pid))
+        keys = [find_process(pid) for pid in launched.pids]
         self._journal.write(self._record.with_processes(tuple(key for key in keys if key is not None)))
 
-    def release(self, process: "subprocess.Popen[bytes] | None") -> None:
-        """Waits for the launcher, removes cgroups and entry. Blocks for milliseconds; idempotent.
-        CapacityError when the kernel does not let go; the entry then stays for a later sweep."""
-        if process is not None:
+    def release(self, launcher: Launcher | None) -> None:
+        """Waits for the processes, removes cgroups and entry. Blocks for milliseconds; idempotent. Whatever
+        becomes of one thing, the others are given back. Raises the first error, CapacityError when the kernel
+        does not let go of a group; the entry then stays, as nobody's, for a later sweep."""
+        if launcher is not None:
+            _await_end(launcher)
+        errors: list[Exception] = []
+        for give_back in (
+            self.groups.remove, self._unseal, self._disconnect, self._release_helped, self._remove_layer,
+            self._remove_runtimes_groups, lambda: self._profiles.release(self._record.id),
+        ):  # fmt: skip
             try:
-                process.wait(_END_PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self.groups.remove()
+                give_back()
+            except (SandboxError, OSError) as error:
+                errors.append(error)
+        if errors:
+            self._journal.write(replace(self._record, owner=NOBODY))
+            raise errors[0]
+        self._journal.remove(self._record.id)
+
+    def _unseal(self) -> None:
         if self._guard is not None and self._sealed:
             self._guard.forget(self._sealed)
+
+    def _disconnect(self) -> None:
         if self.connection is not None and self._egress is not None:
             self._egress.disconnect(self.connection)
             self._egress = None
+
+    def _release_helped(self) -> None:
         if self._helper is not None:
             self._helper.release(self._record.id)
+
+    def _remove_layer(self) -> None:
         self._layers.remove(self.layer)
+
+    def _remove_runtimes_groups(self) -> None:
         for path in self._by_runtime:
             cgroups.remove_group(path)
-        self._profiles.release(self._record.id)
-        self._journal.remove(self._record.id)
+
+
+def _await_end(launcher: Launcher) -> None:
+    """What does not end by itself is ended; of what the kernel still holds then, the groups tell."""
+    try:
+        launcher.wait(_END_PATIENCE_S)
+    except TimeoutError:
+        launcher.kill()
+        with suppress(TimeoutError):
+            launcher.wait(_END_PATIENCE_S)
 
 
 class HelpedLaunch:

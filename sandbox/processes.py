@@ -44,6 +44,10 @@ class ProcessKey:
         return True
 
 
+NOBODY = ProcessKey(0, 0)
+"""No process ever: pid 0 is the kernel's."""
+
+
 def find_process(pid: int) -> ProcessKey | None:
     """The process that has `pid` now, None when there is none."""
     fields = _stat_fields(pid)

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Literal, Self, overload
 
 from protocol.clock import Clock, SystemClock
+from sandbox.arguments import check_type, check_whole
 from sandbox.audit_log import network_digest
 from sandbox.channel import Channel
 from sandbox.commands import Commands
@@ -23,7 +24,7 @@ from sandbox.layers import LayerWish
 from sandbox.life import Life
 from sandbox.limits import MIB, Asked, check_lifetime
 from sandbox.making import Made, SandboxInfo, make
-from sandbox.orders import Order, checked_env, checked_labels
+from sandbox.orders import Order, checked_env, checked_labels, checked_order, checked_policy
 from sandbox.places import chosen_state_dir, default_toolkit
 from sandbox.policy import Network, Policy
 from sandbox.refusals import denials_since
@@ -51,7 +52,7 @@ class Sandbox:
         """For `create`; takes over what was made."""
         clock = clock or SystemClock()
         self._made, self._info, self._ownership = made, made.info, made.ownership
-        self._process = made.launched.process
+        self._launcher = made.launched.launcher
         self._release_error: SandboxError | None = None
         info = made.info
         self._started_s = time.time()
@@ -114,8 +115,9 @@ class Sandbox:
         Raises InvalidArgument, UnsupportedError, CapacityError or StartError, and then leaves nothing behind;
         with a key, Conflict where it stands for another order and SandboxGone where its sandbox has ended.
         """
-        state, policy = chosen_state_dir(state_dir), policy or Policy()
+        state, policy = chosen_state_dir(state_dir), checked_policy(policy)
         where = policy.layer if layer == "auto" else layer
+        check_type("toolkit", toolkit, str, Path, NoneType)
         order = Order(
             image=image,
             substrate=substrate,
@@ -129,6 +131,7 @@ class Sandbox:
             snapshot=snapshot.name if isinstance(snapshot, Snapshot) else snapshot,
             env=checked_env(env or {}),
         )
+        checked_order(order)
         return cls._make(order) if key is None else _KEYS.get_or_make(key, order, lambda: cls._make(order))
 
     @classmethod
@@ -294,8 +297,8 @@ class Sandbox:
         still while the first is made. Raises what `create` raises (StartError where the layer cannot be
         copied), UnsupportedError without cgroup version 2, SandboxGone; then there is no fork.
         """
-        if n is not None and not 1 <= n <= MAX_FORKS:
-            raise InvalidArgument(f"n={n} is out of range", hint=f"use 1 to {MAX_FORKS}")
+        if n is not None:
+            check_whole("n", n, 1, MAX_FORKS)
         forks: list[Sandbox] = []
         doing = translated("forking a sandbox", sandbox_id=self.id)
         with doing, ExitStack() as busy, ExitStack() as on_failure:
@@ -326,7 +329,7 @@ class Sandbox:
     def _source(self) -> Source:
         info, made = self._info, self._made
         return Source(
-            self.id, info.image, info.substrate, made.layer_at, made.first_id, self._check,
+            self.id, info.image, info.substrate, made.launched.layer_at, made.first_id, self._check,
             made.order.state_dir, made.within,
         )  # fmt: skip
 
@@ -335,8 +338,8 @@ class Sandbox:
             raise gone
 
     def _content_limit(self, max_mb: int | None) -> int:
-        if max_mb is not None and max_mb < 1:
-            raise InvalidArgument(f"max_mb={max_mb} is out of range", hint="use 1 or more")
+        if max_mb is not None:
+            check_whole("max_mb", max_mb, 1, 1 << 24)
         return 2 * self._info.limits.disk_bytes if max_mb is None else max_mb * MIB
 
     def enter_phase(self, name: str, expected_version: int) -> int:
@@ -367,7 +370,7 @@ class Sandbox:
         refused = self._refused()
         try:
             with translated(f"removing sandbox {self.id}", sandbox_id=self.id):
-                self._ownership.release(self._process)
+                self._ownership.release(self._launcher)
         except SandboxError as error:
             self._release_error = error
         finally:

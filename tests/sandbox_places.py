@@ -9,7 +9,8 @@ import pytest
 from sandbox import sandboxes
 from sandbox.guard.node import shared_guard
 from sandbox.native.build import build
-from sandbox.places import default_state_dir, default_toolkit
+from sandbox.nursery import shared_nursery
+from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
 from sandbox.sealed import sealed_copy
 from sandbox.toolkit import build_toolkit
 
@@ -34,6 +35,7 @@ def toolkit() -> Path:
     build_toolkit(place)
     shared_guard()  # whose descriptors stay, where this kernel has it
     sandboxes.open_door()  # as does its
+    shared_nursery(INIT_BINARY)  # and that one's
     if (crun := shutil.which("crun")) is not None:
         sealed_copy(crun)  # likewise
     return place

@@ -62,7 +62,7 @@ class HelpedEgress:
             sandbox = fence.guard(group)
             on_failure.callback(fence.forget, sandbox)
             addresses = str(links.POOL_4[linked.number]), str(links.POOL_6[linked.number])
-            _set_up_inside(pid, links.inside_lines(addresses))
+            _set_up_inside(pid, _inside(addresses))
             link = links.Link("", linked.ifindex, -1, (prefix_of(addresses[0]), prefix_of(addresses[1])))
             connection = Connection(self, name, sandbox, link, network)
             with self._lock:
@@ -104,6 +104,16 @@ class HelpedEgress:
             connection = self._connections.get(sandbox)
         if connection is not None:
             connection.refusals.add(attempt)
+
+
+def _inside(addresses: tuple[str, str]) -> list[str]:
+    """For `ip -batch`: what links.py asks of the kernel by itself, where it may."""
+    lines = ["link set lo up", "link set eth0 addrgenmode none", "link set eth0 up"]
+    lines += [f"addr add {addresses[0]}/32 dev eth0", f"addr add {addresses[1]}/128 dev eth0 nodad"]
+    for hop in links.NEXT_HOPS:
+        lines.append(f"neigh replace {hop} lladdr {links.HOST_MAC} dev eth0 nud permanent")
+        lines.append(f"route add default via {hop} dev eth0 onlink")
+    return lines
 
 
 def _set_up_inside(pid: int, lines: list[str]) -> None:

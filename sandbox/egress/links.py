@@ -14,16 +14,16 @@ import os
 import secrets
 import shutil
 import socket
-import struct
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import TypeVar
 
+from sandbox.egress import rtnetlink
 from sandbox.egress.rules import Prefix, prefix_of
 from sandbox.errors import CapacityError, StartError, UnsupportedError
 from sandbox.processes import ProcessKey, this_process
@@ -32,10 +32,17 @@ T = TypeVar("T")
 
 # Of the range for tests between networks (RFC 2544), which nobody routes; and a site of our own (RFC 4193).
 POOL_4, POOL_6 = IPv4Network("198.18.0.0/15"), IPv6Network("fd6b:79d0:5bc1::/64")
-_NEXT_HOPS = ("169.254.1.1", "fe80::1")  # nobody's address: the neighbour table says where they are
+NEXT_HOPS = ("169.254.1.1", "fe80::1")  # nobody's address: the neighbour table says where they are
+HOST_MAC, _INNER_MAC = "02:64:6b:79:00:01", "02:64:6b:79:00:02"  # each veth is a segment of its own
+# Of a sandbox's namespace. As in native/namespaces.c: least, first, most bytes of one direction of a TCP
+# connection.
+_SIZES = "4096 16384 65536"
+_SETTINGS = {
+    "/proc/sys/net/ipv4": {"tcp_rmem": _SIZES, "tcp_wmem": _SIZES},
+    "/proc/sys/net/ipv6": {"conf/default/accept_ra": "0", "conf/eth0/accept_ra": "0"},
+}
 _NAME_START, _ALIAS_START = "dky", "dockyard"
 _CLONE_NEWNET = 0x40000000
-_NETLINK_ROUTE, _RTM_DELLINK, _REQUEST, _ACKNOWLEDGE = 0, 17, 1, 4
 _ATTEMPTS = 8  # to find addresses that no other process has taken
 _PATIENCE_S = 20.0
 
@@ -67,7 +74,7 @@ def new_namespace() -> int:
 
 
 def configure(namespace: int, lines: list[str]) -> None:
-    """Runs lines of `ip -batch` there. StartError when one fails, FileExistsError where it was there."""
+    """Runs lines of `ip -batch` there: for worlds of tests, and trials. StartError when one fails."""
     run_in(namespace, lambda: _run_batch(lines))
 
 
@@ -107,8 +114,8 @@ def enter(namespace: int | None) -> None:
 def make_link(uplink: int, state: str, watch: Callable[[int], None]) -> Link:
     """A fresh namespace and veth, labelled for an audit with the state directory's key and this process.
     `watch` gets the host end's ifindex, in the uplink's namespace, before the
-    sandbox's end exists for anyone. CapacityError when no address is free, OSError or StartError when the
-    kernel refuses; leaves nothing then. Blocks for some ten milliseconds."""
+    sandbox's end exists for anyone. CapacityError when no address is free, OSError when the
+    kernel refuses; leaves nothing then. Blocks for some milliseconds."""
     for _ in range(_ATTEMPTS):
         number = secrets.randbelow(POOL_4.num_addresses - 2) + 1
         namespace = new_namespace()
@@ -129,11 +136,14 @@ def _connect(uplink: int, namespace: int, number: int, state: str, watch: Callab
     addresses = (str(POOL_4[number]), str(POOL_6[number]))
 
     def make_host_end() -> int:
-        _run_batch(_host_end(name, namespace, state), namespace)
+        rtnetlink.carry_out([rtnetlink.new_veth(name, HOST_MAC, "eth0", _INNER_MAC, namespace)])
         ifindex = socket.if_nametoindex(name)
         try:
+            owner = this_process()
+            alias = f"{_ALIAS_START}/{state}/{owner.pid}/{owner.start_ticks}"
+            rtnetlink.carry_out([rtnetlink.label(ifindex, alias)])
             watch(ifindex)
-            _run_batch(_host_routes(name, addresses), namespace)
+            rtnetlink.carry_out(_host_end(ifindex, addresses))
         except BaseException:
             _delete(ifindex)
             raise
@@ -193,69 +203,60 @@ def check_tools() -> None:
         raise UnsupportedError("a sandbox with a network needs `ip`", hint="apt-get install iproute2")
 
 
-_HOST_MAC, _INNER_MAC = "02:64:6b:79:00:01", "02:64:6b:79:00:02"  # each veth is a segment of its own
-
-
-def _host_end(name: str, namespace: int, state: str) -> list[str]:
-    owner = this_process()
-    peer = f"peer name eth0 address {_INNER_MAC} netns /proc/self/fd/{namespace}"
-    return [
-        f"link add {name} address {_HOST_MAC} type veth {peer}",
-        f"link set {name} alias {_ALIAS_START}/{state}/{owner.pid}/{owner.start_ticks}",
-    ]
-
-
-def _host_routes(name: str, addresses: tuple[str, str]) -> list[str]:
-    # Without an address of its own by the kernel's hand: nothing is announced there.
-    lines = [f"link set {name} addrgenmode none", f"link set {name} up"]
+def _host_end(ifindex: int, addresses: tuple[str, str]) -> list[rtnetlink.Order]:
+    orders = [rtnetlink.without_own_address(ifindex), rtnetlink.up(ifindex)]
     for address in addresses:
-        lines.append(f"route add {address} dev {name}")
-        lines.append(f"neigh replace {address} lladdr {_INNER_MAC} dev {name} nud permanent")
-    return lines
+        orders.append(rtnetlink.add_route(ifindex, address))
+        orders.append(rtnetlink.put_neighbour(ifindex, address, _INNER_MAC))
+    return orders
 
 
-def inside_lines(addresses: tuple[str, str]) -> list[str]:
-    """For `ip -batch` in a namespace that has got `eth0`: its addresses and its way out."""
-    lines = ["link set lo up", "link set eth0 addrgenmode none", "link set eth0 up"]
-    lines += [f"addr add {addresses[0]}/32 dev eth0", f"addr add {addresses[1]}/128 dev eth0 nodad"]
-    for hop in _NEXT_HOPS:
-        lines.append(f"neigh replace {hop} lladdr {_HOST_MAC} dev eth0 nud permanent")
-        lines.append(f"route add default via {hop} dev eth0 onlink")
-    return lines
+def _inner_end(lo: int, eth0: int, addresses: tuple[str, str]) -> list[rtnetlink.Order]:
+    orders = [rtnetlink.up(lo), rtnetlink.without_own_address(eth0), rtnetlink.up(eth0)]
+    orders += [rtnetlink.add_address(eth0, address) for address in addresses]
+    for hop in NEXT_HOPS:
+        orders.append(rtnetlink.put_neighbour(eth0, hop, HOST_MAC))
+        orders.append(rtnetlink.add_default_route(eth0, hop))
+    return orders
 
 
 def _configure_inside(addresses: tuple[str, str]) -> None:
-    Path("/proc/sys/net/ipv6/conf/default/accept_ra").write_text("0")
-    Path("/proc/sys/net/ipv6/conf/eth0/accept_ra").write_text("0")
-    _run_batch(inside_lines(addresses))
+    for folder, values in _SETTINGS.items():
+        _write_settings(folder, values)
+    lo, eth0 = map(socket.if_nametoindex, ("lo", "eth0"))
+    rtnetlink.carry_out(_inner_end(lo, eth0, addresses))
+
+
+def _write_settings(folder: str, values: Mapping[str, str]) -> None:
+    """The kernel finds a namespace's own folder among those of all others: once is enough. OSError."""
+    place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name, value in values.items():
+            file = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=place)
+            try:
+                os.write(file, value.encode())
+            finally:
+                os.close(file)
+    finally:
+        os.close(place)
 
 
 def _delete(ifindex: int) -> None:
-    """By a message of our own: every kill waits for this, and starting `ip` would take longer than it."""
-    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, ifindex, 0, 0)
-    head = struct.pack("=IHHII", 16 + len(body), _RTM_DELLINK, _REQUEST | _ACKNOWLEDGE, 1, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE) as kernel:
-        kernel.send(head + body)
-        (error,) = struct.unpack_from("=i", kernel.recv(4096), 16)
-    if error not in (0, -errno.ENODEV):
-        raise OSError(-error, f"remove a veth: {os.strerror(-error)}")
+    try:
+        rtnetlink.carry_out([rtnetlink.delete(ifindex)])
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
 
 
-def _run_batch(lines: list[str], *fds: int) -> None:
-    """FileExistsError where an address is another's; StartError for anything else that `ip` refuses."""
-    done = _run_ip(["-batch", "-"], "\n".join(lines), fds)
-    if done.returncode == 0:
-        return
-    if "File exists" in done.stderr:
-        raise FileExistsError(done.stderr.strip())
-    reason = "; ".join(line.strip() for line in done.stderr.splitlines())
-    raise StartError(f"making a sandbox's network: ip: {reason}", phase="network")
+def _run_batch(lines: list[str]) -> None:
+    done = _run_ip(["-batch", "-"], "\n".join(lines))
+    if done.returncode != 0:
+        reason = "; ".join(line.strip() for line in done.stderr.splitlines())
+        raise StartError(f"making a sandbox's network: ip: {reason}", phase="network")
 
 
-def _run_ip(
-    words: list[str], lines: str = "", fds: tuple[int, ...] = ()
-) -> "subprocess.CompletedProcess[str]":
+def _run_ip(words: list[str], lines: str = "") -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        ["ip", *words], input=lines, pass_fds=fds, capture_output=True, text=True, check=False,
-        timeout=_PATIENCE_S,
-    )  # fmt: skip
+        ["ip", *words], input=lines, capture_output=True, text=True, check=False, timeout=_PATIENCE_S
+    )

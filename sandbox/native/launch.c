@@ -9,8 +9,8 @@
  *     /tmp/bundle  config.json, for an OCI runtime
  *     /tmp/pts     terminals, for bubblewrap, whose own have no limit but the machine's
  *     /tmp/user    a user namespace, for an OCI runtime
- * The network namespace is made or entered here too, so that its settings can be written before the sandbox
- * is in it. One that is handed over has a filtered veth; without one there is a loopback and nothing else.
+ * The network namespace is made or entered here too. One that is handed over is set up, with a filtered veth; without
+ * one there is a loopback and nothing else.
  * Sources are opened before /tmp is covered, because they may lie in it, and after the namespace is made,
  * because a mount of another namespace cannot be mounted from. */
 #define _GNU_SOURCE
@@ -31,20 +31,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, MOUNTS_FD = FILTER_FD, LAYER_FD = 5, PROGRAM_FD = 6, GROUP_FD = 7, NUM_KEPT = 5, SYS_MOVE_MOUNT = 429, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
+enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, LAYER_FD = 5, PROGRAM_FD = 6, NUM_KEPT = 4, SYS_MOVE_MOUNT = 429, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
 enum { JOIN_SESSION_KEYRING = 1 }; /* of keyctl */
 enum { FROM_EMPTY_PATH = 4 };         /* of move_mount */
-#define INTO_CGROUP 0x200000000ULL /* of clone3 */
 enum { ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
 
 /* From linux/mount.h, which cannot be included beside sys/mount.h on every libc. */
 struct attributes {
     uint64_t set, clear, propagation, userns;
-};
-
-/* struct clone_args of linux/sched.h, likewise. */
-struct birth {
-    uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
 };
 
 struct bind {
@@ -59,17 +53,17 @@ struct plan {
     int num_cgroups, num_hidden, num_masks, num_writable, num_binds;
     int control, config, filter;
     int program;            /* what is run, if not the file of its first word */
-    int group;              /* a cgroup that what is run is born in */
     int layer, content; /* a mount to write to in place of the tmpfs; what it has in it at first */
     uid_t content_ids;  /* the first of those in `content` */
     uid_t owner;       /* of the writable directories */
     uid_t num_ids;     /* in a user namespace for the runtime to join; 0 = it makes its own */
     bool drop, userns; /* become the owner; make a user namespace, for want of privilege */
-    bool detached;     /* the program goes away once the sandbox runs, whose parent we are then */
+    bool detached;     /* the program goes away once the sandbox runs */
     bool no_network;   /* make a network namespace with nothing but a loopback */
     bool linked;       /* make one at once, for the adopter to put a link in */
     int adopter;       /* socket of who gives our user namespace ids, and us to a cgroup; -1 = it has our own id */
     int network;       /* or enter this one */
+    const struct origin *origin;
 };
 
 static const char *next(int *i, int argc, char **argv) {
@@ -91,6 +85,10 @@ static void add_bind(struct plan *plan, const char *source, const char *target) 
     plan->binds[plan->num_binds++] = (struct bind){source, target, -1};
 }
 
+static int descriptor(const struct plan *plan, const char *word) {
+    return plan->origin ? plan->origin->fds[atoi(word)] : atoi(word);
+}
+
 /* Reads options up to `--`; the index of the program's first word. */
 static int read_plan(struct plan *plan, int argc, char **argv) {
     for (int i = 0; i < argc; i++) {
@@ -101,20 +99,20 @@ static int read_plan(struct plan *plan, int argc, char **argv) {
         else if (!strcmp(option, "--userns")) plan->userns = true;
         else if (!strcmp(option, "--no-network")) plan->no_network = true;
         else if (!strcmp(option, "--linked")) plan->linked = true;
-        else if (!strcmp(option, "--adopter")) plan->adopter = atoi(next(&i, argc, argv));
-        else if (!strcmp(option, "--network")) plan->network = atoi(next(&i, argc, argv));
+        else if (!strcmp(option, "--adopter")) plan->adopter = descriptor(plan, next(&i, argc, argv));
+        else if (!strcmp(option, "--network")) plan->network = descriptor(plan, next(&i, argc, argv));
         else if (!strcmp(option, "--skeleton")) plan->skeleton = next(&i, argc, argv);
         else if (!strcmp(option, "--layer-bytes")) plan->layer_bytes = next(&i, argc, argv);
         else if (!strcmp(option, "--layer-inodes")) plan->layer_inodes = next(&i, argc, argv);
         else if (!strcmp(option, "--terminals")) plan->terminals = next(&i, argc, argv);
-        else if (!strcmp(option, "--layer")) plan->layer = atoi(next(&i, argc, argv));
-        else if (!strcmp(option, "--content")) plan->content = atoi(next(&i, argc, argv));
+        else if (!strcmp(option, "--layer")) plan->layer = descriptor(plan, next(&i, argc, argv));
+        else if (!strcmp(option, "--content")) plan->content = descriptor(plan, next(&i, argc, argv));
         else if (!strcmp(option, "--content-ids")) plan->content_ids = (uid_t)strtoul(next(&i, argc, argv), NULL, 10);
         else if (!strcmp(option, "--host")) plan->host = next(&i, argc, argv);
-        else if (!strcmp(option, "--control")) plan->control = atoi(next(&i, argc, argv));
-        else if (!strcmp(option, "--config")) plan->config = atoi(next(&i, argc, argv));
-        else if (!strcmp(option, "--filter")) plan->filter = atoi(next(&i, argc, argv));
-        else if (!strcmp(option, "--program")) plan->program = atoi(next(&i, argc, argv));
+        else if (!strcmp(option, "--control")) plan->control = descriptor(plan, next(&i, argc, argv));
+        else if (!strcmp(option, "--config")) plan->config = descriptor(plan, next(&i, argc, argv));
+        else if (!strcmp(option, "--filter")) plan->filter = descriptor(plan, next(&i, argc, argv));
+        else if (!strcmp(option, "--program")) plan->program = descriptor(plan, next(&i, argc, argv));
         else if (!strcmp(option, "--owner")) plan->owner = (uid_t)strtoul(next(&i, argc, argv), NULL, 10);
         else if (!strcmp(option, "--ids")) plan->num_ids = (uid_t)strtoul(next(&i, argc, argv), NULL, 10);
         else if (!strcmp(option, "--cgroup")) add(plan->cgroups, &plan->num_cgroups, next(&i, argc, argv));
@@ -141,18 +139,13 @@ static int open_place(const char *path) {
 }
 
 /* Version 1 lets a thread move itself at once; with whole processes, and in version 2, the kernel waits some
- * milliseconds until nobody forks. This process has one thread. A group of version 2 that counts no memory is joined
- * by the runtime alone, which is born in it: there is no wait for that. */
-static void join_cgroups(struct plan *plan) {
+ * milliseconds until nobody forks, so into that one we are born. This process has one thread. */
+static void join_cgroups(const struct plan *plan) {
     char path[4096];
     for (int i = 0; i < plan->num_cgroups; i++) {
-        snprintf(path, sizeof path, "%s/memory.max", plan->cgroups[i]);
-        bool counts = !access(path, F_OK);
         snprintf(path, sizeof path, "%s/tasks", plan->cgroups[i]);
-        bool is_first = !access(path, W_OK);
-        if (!is_first) snprintf(path, sizeof path, "%s/cgroup.procs", plan->cgroups[i]);
-        if (is_first || counts || !plan->detached) write_text(path, "0");
-        else plan->group = open_place(plan->cgroups[i]);
+        if (access(path, W_OK)) snprintf(path, sizeof path, "%s/cgroup.procs", plan->cgroups[i]);
+        write_text(path, "0");
     }
 }
 
@@ -168,7 +161,6 @@ static void enter_namespaces(const struct plan *plan) {
     if (user) lower_counts();
     if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL)) fail("make mounts private");
     if (plan->network >= 0 && setns(plan->network, CLONE_NEWNET)) fail("enter the network namespace");
-    if (plan->network >= 0) start_loopback();
 }
 
 /* Covered by an empty file system: what a more powerful namespace has mounted cannot be taken away. */
@@ -222,7 +214,7 @@ static void make_writable(const struct plan *plan, const char *path, int skeleto
     if (fchownat(upper, part, plan->owner, plan->owner, AT_SYMLINK_NOFOLLOW)) fail("chown %s", path);
 }
 
-/* Returns a descriptor of the layer's content, for the owner to find at LAYER_FD of a process that stays. */
+/* Returns a descriptor of the layer's content, for the owner to find: in the nursery, or at LAYER_FD where we stay. */
 static int mount_layer(const struct plan *plan, int skeleton) {
     char options[256];
     const char *base = plan->layer < 0 ? "/tmp" : "/tmp/layer";
@@ -284,16 +276,15 @@ static void copy_config(int from) {
     close(to);
 }
 
-/* The control socket at CONTROL_FD, the filter or the host's mounts behind it, then the layer, the program and the
- * cgroup (each where there is one), and nothing else. The first, and the filter, are for the program. */
-static void keep_only(const struct plan *plan, int mounts, int layer) {
-    int kept[NUM_KEPT] = {plan->control, plan->filter < 0 ? mounts : plan->filter, layer, plan->program, plan->group};
-    int last = 0, num_passed = plan->filter < 0 ? 1 : 2;
+/* The control socket at CONTROL_FD, the filter behind it, then the layer and the program (each where there is one), and
+ * nothing else. The first two are for the program. */
+static void keep_only(const struct plan *plan, int layer) {
+    int kept[NUM_KEPT] = {plan->control, plan->filter, layer, plan->program}, last = 0;
     for (int i = 0; i < NUM_KEPT; i++) /* out of the way of each other's places */
-        if (kept[i] >= 0 && (kept[i] = fcntl(kept[i], F_DUPFD_CLOEXEC, GROUP_FD + 1)) < 0) fail("move files");
+        if (kept[i] >= 0 && (kept[i] = fcntl(kept[i], F_DUPFD_CLOEXEC, CONTROL_FD + NUM_KEPT)) < 0) fail("move files");
     for (int i = 0; i < NUM_KEPT; i++)
         if (kept[i] < 0) close(CONTROL_FD + i);
-        else if (dup3(kept[i], CONTROL_FD + (last = i), i < num_passed ? 0 : O_CLOEXEC) < 0) fail("move files");
+        else if (dup3(kept[i], CONTROL_FD + (last = i), i < 2 ? 0 : O_CLOEXEC) < 0) fail("move files");
     if (syscall(SYS_close_range, CONTROL_FD + last + 1, ~0U, 0)) fail("close files");
 }
 
@@ -310,17 +301,9 @@ static void become(char **words, int program) {
     fail("run %s", words[0]);
 }
 
-/* In the cgroup, if there is one. */
-static pid_t fork_runtime(int group) {
-    struct birth birth = {.flags = INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = GROUP_FD};
-    pid_t runtime = group < 0 ? fork() : (pid_t)syscall(SYS_clone3, &birth, sizeof birth);
-    if (runtime < 0) fail("fork");
-    return runtime;
-}
-
-/* Runs the program and stays until the sandbox that it has left to us ends: in memory, a tenth of a runtime that
- * would stay itself. One that does (SIGUSR1 says that the sandbox runs) is ended: that takes less than having it fork
- * twice to get out of the way. Back in the mounts that we came from, so that those of the making go with it. */
+/* Without privilege: runs the program and stays, as the process of its user namespace in which the layer is copied, and
+ * holds that. A runtime that stays too (SIGUSR1 says that the sandbox runs) is ended: that takes less than having it
+ * fork twice to get out of the way. */
 static int run_and_stay(const struct plan *plan, char **words) {
     int status = 0;
     sigset_t awaited;
@@ -328,14 +311,13 @@ static int run_and_stay(const struct plan *plan, char **words) {
     sigaddset(&awaited, SIGCHLD), sigaddset(&awaited, SIGUSR1);
     sigprocmask(SIG_BLOCK, &awaited, NULL);
     if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) fail("become a parent of orphans");
-    pid_t runtime = fork_runtime(plan->group);
+    pid_t runtime = fork();
+    if (runtime < 0) fail("fork");
     if (runtime == 0) {
         sigprocmask(SIG_UNBLOCK, &awaited, NULL);
         become(words, plan->program);
     }
-    close(CONTROL_FD), close(PROGRAM_FD), close(GROUP_FD); /* the first's end is the sandbox's */
-    /* from a user namespace there is no way back */
-    if (setns(MOUNTS_FD, CLONE_NEWNS) && errno != EPERM) fail("go back to the host's mounts");
+    close(CONTROL_FD), close(PROGRAM_FD); /* the first's end is the sandbox's */
     while (waitpid(runtime, &status, WNOHANG) == 0)
         if (sigwaitinfo(&awaited, NULL) == SIGUSR1) kill(runtime, SIGKILL);
     if (WIFEXITED(status) && WEXITSTATUS(status)) return WEXITSTATUS(status);
@@ -343,15 +325,15 @@ static int run_and_stay(const struct plan *plan, char **words) {
     return 0;
 }
 
-int launch(int argc, char **argv) {
+int launch(int argc, char **argv, const struct origin *origin) {
     struct plan plan = {.control = -1, .config = -1, .filter = -1, .program = -1, .network = -1, .layer = -1, .content = -1};
-    plan.adopter = plan.group = -1;
+    plan.adopter = -1, plan.origin = origin;
     int program = read_plan(&plan, argc, argv);
     if (program >= argc || plan.control < 0 || !plan.skeleton || !plan.layer_bytes || !plan.layer_inodes) {
         errno = EINVAL;
         fail("launch needs --control, --skeleton, --layer-bytes, --layer-inodes and a program");
     }
-    int mounts = plan.detached ? open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC) : -1;
+    bool stays = plan.detached && plan.userns;
     setsid(); /* a Ctrl-C at the owner's terminal is the owner's to handle */
     join_cgroups(&plan);
     lower_limits(); /* before there is a user namespace, which takes them over */
@@ -367,11 +349,12 @@ int launch(int argc, char **argv) {
     if (plan.config >= 0) copy_config(plan.config);
     take_namespaces(&maker, "/tmp/user", &order);
     if (plan.adopter >= 0) await_word(plan.adopter); /* nothing of the sandbox runs before it is in its cgroups */
-    keep_only(&plan, mounts, plan.detached ? layer : -1);
+    if (plan.detached && !stays && origin) send_message(origin->reports, origin->ticket, DONE, 0, 0, layer);
+    keep_only(&plan, stays ? layer : -1);
     if (chdir("/")) fail("chdir /");
     if (plan.drop) drop_to(plan.owner);
     leave_session_keyring();
-    if (plan.detached) return run_and_stay(&plan, argv + program);
+    if (stays) return run_and_stay(&plan, argv + program);
     become(argv + program, plan.program);
     return 125;
 }

@@ -32,7 +32,14 @@ void take_namespaces(const struct maker *maker, const char *place, const struct 
 /* copy.c, for launch and by itself */
 void copy_layer(int from, int to, uint32_t first_from, uint32_t first_to, uint64_t limit);
 
-int launch(int argc, char **argv);
+/* Who started this launch: NULL = a program of its own, whose options name descriptors by their numbers */
+struct origin {
+    int reports; /* where the layer's content is handed in, when nothing here stays */
+    uint32_t ticket;
+    const int *fds; /* what options name by their place in here */
+};
+int launch(int argc, char **argv, const struct origin *origin);
+int nursery(int argc, char **argv);
 int copy_between(int argc, char **argv);
 
 #endif

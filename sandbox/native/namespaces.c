@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define BUFFER_SIZES "4096 16384 65536" /* least, first, most; bytes of one direction of a TCP connection */
+#define BUFFER_SIZES "4096 16384 65536" /* as sandbox/egress/links.py: least, first, most; bytes of one direction of a TCP connection */
 
 enum { MAX_SIGNALS = 4096, MAX_QUEUE_BYTES = 819200 }; /* queued at one time: signals, messages */
 

@@ -19,7 +19,8 @@ from sandbox.policy import Protection
 CONTROL_FD = 3  # where launch puts the control socket; what init is told to serve
 FILTER_FD = 4  # where launch puts the filter of system calls, for bubblewrap
 LAYER_FD = 5  # where launch keeps the layer's content, if it stays
-DETACHED = "--detached"  # launch stays, outside of the sandbox's mounts, and the program goes
+DETACHED = "--detached"  # the program goes once the sandbox runs
+WITHOUT_PRIVILEGE = "--userns"  # in a user namespace of its own
 ROOT_AT = "/tmp/root"  # where launch mounts the sandbox's root, in its own mount namespace
 BUNDLE_AT = "/tmp/bundle"
 USER_NAMESPACE_AT = "/tmp/user"  # where launch puts one, for an OCI runtime to join
@@ -41,7 +42,8 @@ class Blueprint:
     limits: Limits
     owner_uid: int  # first of the sandbox's own uids, as the launcher sees it; 0 inside
     privileged: bool  # this process may mount and use other uids
-    cgroups: tuple[Path, ...]  # to be joined before anything else happens
+    cgroups: tuple[Path, ...]  # of version 1, to be joined before anything else happens
+    born_in: Path | None  # of version 2, which is joined so: moving there takes milliseconds
     pids_by_rlimit: bool  # no cgroup limits pids here
     protections: frozenset[Protection]
     profile: str | None  # of AppArmor, loaded
@@ -64,12 +66,25 @@ class LaunchPlan:
     filter_program: bytes | None = None  # of system calls, to be at FILTER_FD
     is_sealed: bool = False  # the program is run from a copy in memory, see `sandbox.sealed`
     all_hierarchies: bool = False  # it makes cgroups of its own, in every hierarchy
+    born_in: Path | None = None  # a cgroup
+    layer: LayerKind = "memory"
 
-    def layer_at(self, kind: LayerKind) -> str:
-        """Where the content of the sandbox's layer is to be found, below /proc/PID of what was launched."""
-        if DETACHED in self.options:
+    @property
+    def is_detached(self) -> bool:
+        """Whether the program has nothing more to do once the sandbox runs."""
+        return DETACHED in self.options
+
+    @property
+    def stays(self) -> bool:
+        """Whether a process is between the nursery and the sandbox's first one for as long as that lives."""
+        return not self.is_detached or WITHOUT_PRIVILEGE in self.options
+
+    @property
+    def layer_at(self) -> str:
+        """Where the content of the layer is, below /proc/PID of what stays."""
+        if self.is_detached:
             return f"fd/{LAYER_FD}"
-        return "root/tmp/upper" if kind == "memory" else "root/tmp/layer/upper"
+        return "root/tmp/upper" if self.layer == "memory" else "root/tmp/layer/upper"
 
 
 class Substrate(Protocol):
@@ -114,5 +129,5 @@ def launch_options(blueprint: Blueprint) -> list[str]:
     for directory in image.writable:
         options += ["--writable", directory]
     if not blueprint.privileged:
-        options.append("--userns")
+        options.append(WITHOUT_PRIVILEGE)
     return options

@@ -34,7 +34,7 @@ class ContainerSubstrate:
         find_runtime(runtime)
 
     def plan(self, blueprint: Blueprint) -> LaunchPlan:
-        """Launch mounts the root, has the runtime start the sandbox, and stays as its parent."""
+        """Launch mounts the root and becomes the runtime, which goes once the sandbox runs."""
         runtime = find_runtime(blueprint.runtime)
         name = Path(runtime).name
         options = [*launch_options(blueprint), "--ids", str(blueprint.num_ids), DETACHED]
@@ -57,8 +57,9 @@ class ContainerSubstrate:
         is_crun = name == "crun"
         everywhere = not is_crun and blueprint.privileged
         return LaunchPlan(
-            tuple(options), tuple(program), json.dumps(config), all_hierarchies=everywhere, is_sealed=is_crun
-        )
+            tuple(options), tuple(program), json.dumps(config), all_hierarchies=everywhere, is_sealed=is_crun,
+            born_in=blueprint.born_in, layer=blueprint.limits.layer,
+        )  # fmt: skip
 
 
 def find_runtime(name: str | None) -> str:
@@ -84,7 +85,8 @@ def is_unverified(runtime: str | None) -> bool:
 def _own_cgroup(blueprint: Blueprint) -> str | None:
     """Below the sandbox's group, whose limits hold for all that is in it. None without privilege: then the
     runtime makes some where it may, below those that it is in, and goes without where it may not."""
-    if not blueprint.cgroups or not blueprint.privileged:
+    groups = (*blueprint.cgroups, *((blueprint.born_in,) if blueprint.born_in is not None else ()))
+    if not groups or not blueprint.privileged:
         return None
-    state, sandbox_id = blueprint.cgroups[0].parts[-2:]
+    state, sandbox_id = groups[0].parts[-2:]
     return f"/dockyard/{state}/{sandbox_id}/runtime"

@@ -44,8 +44,9 @@ class FunctionSubstrate:
         isolation = _isolation(filtered, blueprint.hostname, blueprint.covers)
         program = (*isolation, "--", *init_command(blueprint))
         return LaunchPlan(
-            tuple(options), program, filter_program=filter_program(this_machine()) if filtered else None
-        )
+            tuple(options), program, filter_program=filter_program(this_machine()) if filtered else None,
+            born_in=blueprint.born_in, layer=blueprint.limits.layer,
+        )  # fmt: skip
 
 
 def _isolation(filtered: bool, hostname: str, covers: Covers) -> list[str]:

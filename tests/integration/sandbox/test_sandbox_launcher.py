@@ -11,6 +11,8 @@ import pytest
 from sandbox import Sandbox
 from sandbox.cgroups import members
 from sandbox.journal import Journal
+from sandbox.nursery import shared_nursery
+from sandbox.places import INIT_BINARY
 from sandbox.substrates.container import RUNTIMES
 
 PATIENCE_S = 30.0
@@ -24,32 +26,32 @@ def box(request: pytest.FixtureRequest, create) -> Sandbox:
     return create(substrate="container", runtime=request.param)
 
 
-def pids(box: Sandbox, state_dir: Path) -> tuple[int, int]:
-    """Launcher and init, on the host."""
+def init_pid(box: Sandbox, state_dir: Path) -> int:
+    """On the host; nothing else is recorded."""
     record = Journal(state_dir).find(box.id)
     assert record is not None
-    launcher, init = record.processes
-    return launcher.pid, init.pid
+    (init,) = record.processes
+    return init.pid
 
 
-def test_nothing_of_the_runtime_stays(box: Sandbox, state_dir: Path):
-    launcher, init = pids(box, state_dir)
-    children = Path(f"/proc/{launcher}/task/{launcher}/children")
+def test_nothing_is_between_the_nursery_and_init(box: Sandbox, state_dir: Path):
+    nursery, init = shared_nursery(INIT_BINARY).pid, init_pid(box, state_dir)
+    children = Path(f"/proc/{nursery}/task/{nursery}/children")
     give_up_s = time.monotonic() + PATIENCE_S
     while children.read_text().split() != [str(init)]:
         assert time.monotonic() < give_up_s, children.read_text()
         time.sleep(0.01)
     assert box.commands.run("true").ok
+    box.kill()
+    assert children.read_text() == ""
 
 
-def test_init_is_in_every_group_and_the_launcher_where_something_is_counted(box: Sandbox, state_dir: Path):
-    launcher, init = pids(box, state_dir)
+def test_init_is_in_every_group(box: Sandbox, state_dir: Path):
+    init = init_pid(box, state_dir)
     groups = [group for group in box._ownership.groups.paths if group.is_dir()]
     assert groups
     for group in groups:
         assert init in members(group)
-        if (group / "tasks").exists() or (group / "memory.max").exists():
-            assert launcher in members(group)
 
 
 def test_commands_are_in_every_group(box: Sandbox):

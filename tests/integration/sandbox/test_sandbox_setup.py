@@ -59,7 +59,7 @@ def test_the_native_program_is_static_and_built_once(toolkit: Path):
 def test_what_runs_inside_stays_small_enough_to_read():
     """Whatever the mode `init` is made of, the header and what it shares with the launcher counted."""
     inside = ("main", "init", "command", "files", "processes", "landlock", "wire", "failing")
-    others = ("launch", "namespaces", "copy")
+    others = ("nursery", "launch", "namespaces", "copy")
     native = INIT_BINARY.parent
     assert {path.stem for path in native.glob("*.c")} == {*inside, *others}, "say which mode a new file is of"
     files = (native / "dockyard.h", *(native / f"{name}.c" for name in inside))
@@ -72,6 +72,7 @@ def test_what_runs_inside_stays_small_enough_to_read():
         [],
         ["nonsense"],
         ["init"],
+        ["nursery"],
         ["launch"],
         ["launch", "--control"],
         ["launch", "--what", "x"],

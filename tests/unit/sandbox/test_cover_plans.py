@@ -29,7 +29,7 @@ def _tools_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def blueprint(covers: Covers) -> Blueprint:
     limits = settle(Asked(), frozenset({"cpu", "memory", "pids", "disk"}))
     return Blueprint(
-        "sbx-1", IMAGE, limits, 600_000, privileged=True, cgroups=(), pids_by_rlimit=False,
+        "sbx-1", IMAGE, limits, 600_000, privileged=True, cgroups=(), born_in=None, pids_by_rlimit=False,
         protections=Policy().protections, profile=None, hide_unified=None, covers=covers,
     )  # fmt: skip
 

@@ -47,6 +47,7 @@ def a_blueprint(**changes: object) -> Blueprint:
         "owner_uid": 600_000,
         "privileged": True,
         "cgroups": (Path("/sys/fs/cgroup/memory/dockyard/key/sbx-1"),),
+        "born_in": Path("/sys/fs/cgroup/unified/dockyard/key/sbx-1"),
         "pids_by_rlimit": False,
         "protections": Policy().protections,
         "profile": None,
@@ -71,6 +72,7 @@ def test_every_plan_joins_its_cgroups_and_bounds_its_layer(name: str):
     ]:
         assert pair in pairwise(options)
     assert "--userns" not in options
+    assert find_substrate(name).plan(a_blueprint()).born_in == a_blueprint().born_in
 
 
 @pytest.mark.parametrize("name", ["function", "container"])
@@ -106,7 +108,9 @@ def test_function_drops_to_the_sandboxs_uid_before_bubblewrap():
 def test_without_privilege_function_makes_a_user_namespace_and_limits_by_rlimit():
     limits = settle(Asked(pids=40), frozenset({"pids", "disk"}))
     plan = find_substrate("function").plan(
-        a_blueprint(privileged=False, cgroups=(), pids_by_rlimit=True, limits=limits, owner_uid=0)
+        a_blueprint(
+            privileged=False, cgroups=(), born_in=None, pids_by_rlimit=True, limits=limits, owner_uid=0
+        )
     )
     assert "--userns" in plan.options
     assert "--drop" not in plan.options
@@ -121,6 +125,23 @@ def test_crun_leaves_cgroups_alone_and_sees_one_version():
     assert plan.oci_config is not None
     assert "cgroupsPath" not in json.loads(plan.oci_config)["linux"]
     assert not plan.all_hierarchies
+
+
+@pytest.mark.parametrize(
+    ("name", "privileged", "kind", "stays", "layer_at"),
+    [
+        ("container", True, "memory", False, "fd/5"),
+        ("container", False, "memory", True, "fd/5"),
+        ("function", True, "memory", True, "root/tmp/upper"),
+        ("function", True, "image", True, "root/tmp/layer/upper"),
+    ],
+)
+def test_a_runtime_goes_where_nobody_needs_what_it_leaves(
+    name: str, privileged: bool, kind: str, stays: bool, layer_at: str
+):
+    limits = settle(Asked(), frozenset({"cpu", "memory", "pids", "disk"}), layer=kind)  # pyright: ignore
+    plan = find_substrate(name).plan(a_blueprint(privileged=privileged, limits=limits))
+    assert (plan.stays, plan.layer_at) == (stays, layer_at)
 
 
 def test_runc_makes_its_cgroups_below_the_sandboxs():

@@ -1,0 +1,227 @@
+/* Parent of one owner's sandboxes: launches begin as copies of this process, and what they leave is its to reap.
+ *
+ * An owner has some descriptors and a thread for each sandbox, and whatever it started by itself would begin with a
+ * copy of all descriptors; this process has next to nothing. The first process of a sandbox that a runtime has made
+ * becomes its child when the runtime goes (PR_SET_CHILD_SUBREAPER), so nobody has to stay between them. When the owner
+ * is gone, so are its sandboxes soon, and then this process.
+ *
+ * Requests and answers (the other end: sandbox/nursery.py) are packets of a SEQPACKET socket. */
+#define _GNU_SOURCE
+#include "launch.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+
+enum { MAX_GIVEN = 12, MAX_WORDS = 512, REQUEST_BYTES = 1 << 16 };
+enum verb { START = 1, SETTLE = 2, END = 3 };
+enum answer { STARTED = 1, SETTLED = 2, ENDED = 3 };
+#define INTO_CGROUP 0x200000000ULL /* of clone3 */
+
+/* Behind it, of START: the sandbox's id and the words of `launch`, each with a NUL at its end. Descriptors come with
+ * it, for what launch says and those that its words name by their place among these. */
+struct request {
+    uint32_t ticket, verb;
+    int32_t first; /* of START: place of a cgroup to be born in; of SETTLE: a signal for the launcher; 0 = none */
+    int32_t init;  /* of SETTLE: the process that stays when the launcher goes, 0 = the launcher does */
+};
+
+struct said {
+    uint32_t ticket, what;
+    int32_t value; /* of STARTED: a pid, or an errno below 0. Of SETTLED: a descriptor here, of the layer, or -1 */
+    int32_t none;
+};
+
+/* struct clone_args of linux/sched.h, which cannot be included beside sched.h on every libc. */
+struct birth {
+    uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
+};
+
+struct child {
+    uint32_t ticket;
+    pid_t launcher, init; /* 0 = gone, or never there */
+    int layer;
+    bool settled; /* nothing more is to come: it has ended when both processes have */
+};
+
+static struct child *children;
+static size_t num_children, room;
+static int owner;
+static int reports[2]; /* what launches hand in */
+
+static struct child *find(uint32_t ticket) {
+    for (size_t i = 0; i < num_children; i++)
+        if (children[i].ticket == ticket) return &children[i];
+    return NULL;
+}
+
+/* One that the owner does not read any more is gone. */
+static void answer(uint32_t ticket, enum answer what, int32_t value) {
+    struct said packet = {ticket, what, value, 0};
+    while (send(owner, &packet, sizeof packet, MSG_NOSIGNAL) < 0 && errno == EINTR) continue;
+}
+
+/* A pid may be another's by now, but not while its process is a child that nobody has waited for. */
+static bool is_ours(pid_t pid) {
+    siginfo_t info;
+    return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
+static void look_whether_ended(struct child *child) {
+    if (child->launcher || !child->settled) return;
+    if (child->init && is_ours(child->init)) return;
+    if (child->layer >= 0) close(child->layer);
+    answer(child->ticket, ENDED, 0);
+    *child = children[--num_children];
+}
+
+static void reap(void) {
+    int status;
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+        for (size_t i = 0; i < num_children; i++) {
+            struct child *child = &children[i];
+            if (child->launcher != pid && child->init != pid) continue;
+            *(child->launcher == pid ? &child->launcher : &child->init) = 0;
+            look_whether_ended(child);
+            break;
+        }
+}
+
+static bool make_room(void) {
+    if (num_children < room) return true;
+    struct child *grown = realloc(children, (room + 64) * sizeof *grown);
+    if (!grown) return false;
+    children = grown, room += 64;
+    return true;
+}
+
+/* The program's own name for a process, where `ps` and an audit look for a sandbox's id. */
+static void rename_self(char *place, const char *id) {
+    size_t length = strlen(place);
+    memset(place, 0, length);
+    memcpy(place, id, strlen(id) < length ? strlen(id) : length);
+}
+
+/* In the new process. Input is an empty file of its own: an OCI runtime gives the sandbox's uid what it finds there,
+ * and as the owner of a device a sandbox could change its mode for everyone. */
+static void become_launch(uint32_t ticket, char *name, char **words, int num_words, const int *fds) {
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    rename_self(name, words[0]);
+    if (dup2(memfd_create("dockyard", 0), 0) < 0 || dup2(fds[0], 1) < 0 || dup2(fds[0], 2) < 0) _exit(125);
+    struct origin origin = {reports[1], ticket, fds};
+    exit(launch(num_words - 1, words + 1, &origin));
+}
+
+static pid_t give_birth(int group) {
+    struct birth birth = {.flags = INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (uint64_t)group};
+    return group < 0 ? fork() : (pid_t)syscall(SYS_clone3, &birth, sizeof birth);
+}
+
+static void start(const struct request *request, char *text, size_t length, char *name, const int *fds) {
+    char *words[MAX_WORDS + 1];
+    int count = 0;
+    for (size_t at = 0; at < length && count < MAX_WORDS; at += strlen(text + at) + 1) words[count++] = text + at;
+    words[count] = NULL;
+    errno = E2BIG;
+    bool fits = count && count < MAX_WORDS && request->first >= 0 && request->first < MAX_GIVEN;
+    pid_t pid = fits && make_room() ? give_birth(request->first ? fds[request->first] : -1) : -1;
+    if (pid == 0) become_launch(request->ticket, name, words, count, fds);
+    if (pid > 0) children[num_children++] = (struct child){request->ticket, pid, 0, -1, false};
+    answer(request->ticket, STARTED, pid > 0 ? pid : -errno);
+}
+
+/* A launch hands in its layer's content before anything of the sandbox runs. */
+static void take_reports(void) {
+    struct message message;
+    int fds[MAX_FDS];
+    while (receive_message(reports[0], &message, fds)) {
+        struct child *child = find(message.id);
+        if (child && child->layer < 0) child->layer = fds[0];
+        else if (fds[0] >= 0) close(fds[0]);
+    }
+}
+
+static void settle(const struct request *request) {
+    take_reports();
+    struct child *child = find(request->ticket);
+    answer(request->ticket, SETTLED, child ? child->layer : -1);
+    if (!child) return;
+    child->init = request->init, child->settled = true;
+    if (child->launcher && request->first) kill(child->launcher, request->first);
+    look_whether_ended(child);
+}
+
+static void end(uint32_t ticket) {
+    struct child *child = find(ticket);
+    if (!child) return;
+    child->settled = true;
+    if (child->launcher) kill(child->launcher, SIGKILL);
+    if (child->init && is_ours(child->init)) kill(child->init, SIGKILL);
+    look_whether_ended(child);
+}
+
+static ssize_t receive(char *place, size_t room, int fds[MAX_GIVEN]) {
+    union {
+        char bytes[CMSG_SPACE(MAX_GIVEN * sizeof(int))];
+        struct cmsghdr header;
+    } received;
+    struct iovec part = {place, room};
+    struct msghdr packet = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = received.bytes,
+                            .msg_controllen = sizeof received.bytes};
+    memset(fds, -1, MAX_GIVEN * sizeof *fds);
+    ssize_t length = recvmsg(owner, &packet, MSG_CMSG_CLOEXEC);
+    struct cmsghdr *header = length < 0 ? NULL : CMSG_FIRSTHDR(&packet);
+    if (header && header->cmsg_type == SCM_RIGHTS) memcpy(fds, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
+    return length;
+}
+
+/* False once the owner is gone. */
+static bool serve(char *name) {
+    static union {
+        struct request request;
+        char bytes[REQUEST_BYTES + 1];
+    } packet;
+    int fds[MAX_GIVEN];
+    ssize_t length = receive(packet.bytes, REQUEST_BYTES, fds);
+    if (length < (ssize_t)sizeof packet.request) return length < 0 && errno == EINTR;
+    packet.bytes[length] = 0; /* the end of a word */
+    const struct request *request = &packet.request;
+    if (request->verb == START)
+        start(request, packet.bytes + sizeof *request, (size_t)length - sizeof *request, name, fds);
+    else if (request->verb == SETTLE) settle(request);
+    else if (request->verb == END) end(request->ticket);
+    for (int i = 0; i < MAX_GIVEN; i++)
+        if (fds[i] >= 0) close(fds[i]);
+    return true;
+}
+
+/* nursery SOCKET NAME   NAME is as long as an id may be: a launch writes its own there. */
+int nursery(int argc, char **argv) {
+    struct signalfd_siginfo told;
+    sigset_t awaited;
+    errno = EINVAL;
+    if (argc != 2) fail("nursery needs a socket and a name");
+    owner = atoi(argv[0]);
+    setsid(); /* a Ctrl-C at the owner's terminal is the owner's to handle */
+    sigemptyset(&awaited);
+    sigaddset(&awaited, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &awaited, NULL);
+    int signals = signalfd(-1, &awaited, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (signals < 0 || prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) fail("become a parent of orphans");
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, reports)) fail("make a socket");
+    struct pollfd awaiting[] = {{owner, POLLIN, 0}, {signals, POLLIN, 0}, {reports[0], POLLIN, 0}};
+    for (bool has_owner = true; has_owner;) {
+        if (poll(awaiting, 3, -1) < 0) continue;
+        while (read(signals, &told, sizeof told) > 0) continue;
+        reap();
+        if (awaiting[2].revents) take_reports();
+        if (awaiting[0].revents) has_owner = serve(argv[1]);
+    }
+    while (waitpid(-1, NULL, 0) >= 0 || errno == EINTR) continue;
+    return 0;
+}

@@ -1,0 +1,192 @@
+"""The one process that an owner starts all of its sandboxes from (the other end: native/nursery.c)."""
+
+import os
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+
+from sandbox.errors import StartError
+from sandbox.forks import close_in_children
+
+_HEAD = struct.Struct("=IIii")  # ticket, verb or answer, and two numbers: struct request, struct said
+_NAME = "-" * 40  # room for a sandbox's id, which a launch has in its arguments
+_PATIENCE_S = 20.0
+# For bubblewrap and the runtimes; a sandbox's commands never see it.
+_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+
+
+class _Verb(IntEnum):
+    START = 1
+    SETTLE = 2
+    END = 3
+
+
+class _Said(IntEnum):
+    STARTED = 1
+    SETTLED = 2
+    ENDED = 3
+
+
+class Launcher:
+    """A launch, and what it has left: a sandbox's processes as the nursery sees them. For any one thread at a
+    time."""
+
+    def __init__(self, nursery: "Nursery", ticket: int, pid: int, ended: "Future[int]") -> None:
+        self._nursery, self._ticket, self._ended = nursery, ticket, ended
+        self.pid = pid  # of what launch has become
+
+    def settle(self, number: int = 0, init_pid: int = 0) -> Path | None:
+        """The sandbox runs. The signal `number` says so to the launcher; with `init_pid`, that process is
+        what is left when it goes. Returns where the layer's content is, if it was handed in. OSError."""
+        place = self._nursery.ask(_Verb.SETTLE, self._ticket, _Said.SETTLED, numbers=(number, init_pid))
+        return None if place < 0 else Path(f"/proc/{self._nursery.pid}/fd/{place}")
+
+    def wait(self, timeout_s: float) -> None:
+        """Until nothing of it is left. TimeoutError. Where there is no nursery any more, nobody waits."""
+        try:
+            self._ended.result(timeout_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"processes of a sandbox did not end within {timeout_s:g} s") from error
+        except OSError:
+            return
+
+    def kill(self) -> None:
+        """Ends what is left. Idempotent; `wait` says when."""
+        self._nursery.tell(_Verb.END, self._ticket)
+
+
+class Nursery:
+    """Thread-safe. Ends with its owner's process, and the sandboxes that it has started."""
+
+    def __init__(self, init: Path) -> None:
+        """OSError where it cannot be started."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            words = [str(init), "nursery", str(theirs.fileno()), _NAME]
+            nothing = subprocess.DEVNULL
+            self._process = subprocess.Popen(
+                words, stdin=nothing, stdout=nothing, stderr=nothing, env=_ENV, cwd="/",
+                pass_fds=(theirs.fileno(),),
+            )  # fmt: skip
+        self.pid = self._process.pid
+        self._lock = threading.Lock()  # guards what follows
+        self._last_ticket, self._is_gone = 0, False
+        self._awaited: dict[tuple[int, _Said], Future[int]] = {}
+        close_in_children(self._socket)  # or it would outlive its owner with all that it has started
+        threading.Thread(target=self._listen, name="sandbox nursery", daemon=True).start()
+
+    def start(self, sandbox_id: str, words: Sequence[str], fds: Sequence[int], group: int | None) -> Launcher:
+        """Launches. `fds` are what the launcher says, then what its words name by their number in `fds`;
+        `group` is a cgroup of version 2 to be born in. OSError when the kernel or the nursery cannot."""
+        with self._lock:
+            self._last_ticket += 1
+            ticket = self._last_ticket
+        ended = self._await(ticket, _Said.ENDED)
+        text = b"".join(word.encode("utf-8", "surrogateescape") + b"\0" for word in (sandbox_id, *words))
+        try:
+            first = 0 if group is None else len(fds)
+            given = fds if group is None else (*fds, group)
+            pid = self.ask(_Verb.START, ticket, _Said.STARTED, numbers=(first, 0), text=text, fds=given)
+            if pid < 0:
+                raise OSError(-pid, f"start a launcher: {os.strerror(-pid)}")
+        except BaseException:
+            self.tell(_Verb.END, ticket)
+            self._forget(ticket)
+            raise
+        return Launcher(self, ticket, pid, ended)
+
+    def ask(
+        self,
+        verb: _Verb,
+        ticket: int,
+        wanted: _Said,
+        *,
+        numbers: tuple[int, int] = (0, 0),
+        text: bytes = b"",
+        fds: Sequence[int] = (),
+    ) -> int:
+        """What the nursery answers. OSError."""
+        answer = self._await(ticket, wanted)
+        socket.send_fds(self._socket, [_HEAD.pack(ticket, verb, *numbers) + text], fds)
+        try:
+            return answer.result(_PATIENCE_S)
+        except TimeoutError as error:
+            raise OSError("the process that starts sandboxes does not answer") from error
+
+    def tell(self, verb: _Verb, ticket: int) -> None:
+        """No answer is waited for; one that is gone needs no telling."""
+        with suppress(OSError):
+            self._socket.send(_HEAD.pack(ticket, verb, 0, 0))
+
+    def close(self) -> None:
+        """It ends when its sandboxes have. Idempotent."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def is_gone(self) -> bool:
+        """Whether somebody has ended it."""
+        with self._lock:
+            return self._is_gone
+
+    def _await(self, ticket: int, said: _Said) -> "Future[int]":
+        answer: Future[int] = Future()
+        with self._lock:
+            if self._is_gone:
+                raise OSError("the process that starts sandboxes has ended")
+            self._awaited[ticket, said] = answer
+        return answer
+
+    def _forget(self, ticket: int) -> None:
+        with self._lock:
+            for said in _Said:
+                self._awaited.pop((ticket, said), None)
+
+    def _listen(self) -> None:
+        while packet := self._receive():
+            ticket, said, value, _ = _HEAD.unpack(packet)
+            with self._lock:
+                answer = self._awaited.pop((ticket, _Said(said)), None)
+            if answer is not None:
+                answer.set_result(value)
+        with self._lock:
+            self._is_gone, left = True, list(self._awaited.values())
+            self._awaited.clear()
+        for answer in left:
+            answer.set_exception(OSError("the process that starts sandboxes has ended"))
+        self._socket.close()
+        self._process.wait()
+
+    def _receive(self) -> bytes:
+        try:
+            return self._socket.recv(_HEAD.size)
+        except ConnectionError:
+            return b""
+
+
+_Version = tuple[int, int, int]  # owner's pid, inode and time of change of the program
+_shared: dict[_Version, Nursery] = {}
+_lock = threading.Lock()  # guards it
+
+
+def shared_nursery(init: Path) -> Nursery:
+    """The one of this process, started at the first use, and anew where it has been killed or its program is
+    another. StartError."""
+    with _lock:
+        try:
+            info = init.stat()
+            version = os.getpid(), info.st_ino, info.st_mtime_ns
+            if (known := _shared.get(version)) is None or known.is_gone():
+                _shared[version] = known = Nursery(init)
+        except OSError as error:
+            raise StartError(
+                f"the process that starts sandboxes: {error}",
+                phase="launch",
+                hint="`dockyard doctor` says what this host lacks",
+            ) from error
+        return known

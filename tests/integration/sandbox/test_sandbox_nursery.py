@@ -1,0 +1,150 @@
+"""Where an owner starts its sandboxes from: what it keeps, and what becomes of all when it goes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sandbox import Sandbox
+from sandbox.audit import check_integrity, sweep
+from sandbox.errors import CapacityError, StartError
+from sandbox.journal import Journal
+from sandbox.nursery import Nursery, shared_nursery
+from sandbox.places import INIT_BINARY
+from sandbox.processes import find_process
+
+PATIENCE_S = 30.0
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="substrate 'container' needs root")
+
+
+def num_fds(nursery: Nursery) -> int:
+    return len(list(Path(f"/proc/{nursery.pid}/fd").iterdir()))
+
+
+def children(nursery: Nursery) -> list[str]:
+    return Path(f"/proc/{nursery.pid}/task/{nursery.pid}/children").read_text().split()
+
+
+def wait_until_gone(pid: int) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while (found := find_process(pid)) is not None and found.is_alive():
+        assert time.monotonic() < give_up_s, f"{pid} lives"
+        time.sleep(0.01)
+
+
+def test_sandboxes_made_at_once_leave_nothing_in_it(create, substrate: str):
+    nursery = shared_nursery(INIT_BINARY)
+    create(substrate=substrate).kill()  # it has begun
+    before = num_fds(nursery)
+    with ThreadPoolExecutor(6) as pool:
+        boxes = list(pool.map(lambda _: create(substrate=substrate), range(12)))
+        assert all(each.ok for each in pool.map(lambda box: box.commands.run("true"), boxes))
+        assert len(children(nursery)) == 12
+        list(pool.map(Sandbox.kill, boxes))
+    assert (num_fds(nursery), children(nursery)) == (before, [])
+
+
+@needs_root
+def test_a_layer_is_found_there_for_as_long_as_its_sandbox_lives(create):
+    nursery = shared_nursery(INIT_BINARY)
+    create(substrate="container").kill()
+    before = num_fds(nursery)
+    box = create(substrate="container")
+    box.files.write("kept", b"content")
+    place = box._made.launched.layer_at
+    assert place.parts[2] == str(nursery.pid)
+    assert (place / "workspace" / "kept").read_bytes() == b"content"
+    box.kill()
+    assert num_fds(nursery) == before
+
+
+def test_a_launch_that_fails_says_why_and_leaves_nothing(state_dir: Path):
+    nursery = Nursery(INIT_BINARY)
+    errors = os.memfd_create("errors")
+    launcher = nursery.start("sbx-x", ["--what", "--", "/bin/true"], (errors,), None)
+    with pytest.raises(TimeoutError):  # nobody has said that this is all
+        launcher.wait(0.2)
+    launcher.kill()
+    launcher.wait(PATIENCE_S)
+    assert os.pread(errors, 4096, 0) == b"dockyard-init: unknown option --what: Invalid argument\n"
+    os.close(errors)
+    assert children(nursery) == []
+    with pytest.raises(OSError, match="Argument list too long"):
+        nursery.start("sbx-x", ["x"] * 600, (0,), None)
+    with pytest.raises(OSError, match="start a launcher"):
+        nursery.start("sbx-x", ["--", "x"], (0,), 0)  # no cgroup
+    nursery.close()
+    wait_until_gone(nursery.pid)
+
+
+def test_when_it_is_killed_sandboxes_run_on_and_the_next_begins_in_another(
+    create, substrate: str, state_dir: Path
+):
+    nursery = shared_nursery(INIT_BINARY)
+    box = create(substrate=substrate)
+    os.kill(nursery.pid, signal.SIGKILL)
+    wait_until_gone(nursery.pid)
+    assert box.commands.run("echo alive").stdout == "alive\n"
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not nursery.is_gone():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    with pytest.raises(OSError, match="has ended"):
+        nursery.start("sbx-x", ["--", "x"], (0,), None)
+    other = create(substrate=substrate)
+    assert shared_nursery(INIT_BINARY).pid != nursery.pid
+    assert other.commands.run("echo too").stdout == "too\n"
+    box.kill()
+    assert [each for each in check_integrity(state_dir).leftovers if each.sandbox_id == box.id] == []
+
+
+def test_a_program_that_is_not_there_is_a_start_error(tmp_path: Path):
+    with pytest.raises(StartError, match="process that starts sandboxes"):
+        shared_nursery(tmp_path / "none")
+
+
+def test_it_ends_with_its_owner(toolkit: Path, tmp_path: Path):
+    script = (
+        "import sys; from pathlib import Path; from sandbox import Sandbox\n"
+        "from sandbox.nursery import shared_nursery; from sandbox.places import INIT_BINARY\n"
+        "box = Sandbox.create(state_dir=sys.argv[1], toolkit=sys.argv[2])\n"
+        "print(shared_nursery(INIT_BINARY).pid, box._made.launched.init_pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path / "state"), str(toolkit)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pids = list(map(int, owner.stdout.readline().split()))
+        owner.kill()
+    for pid in pids:
+        wait_until_gone(pid)
+    sweep(tmp_path / "state")
+    assert check_integrity(tmp_path / "state").is_clean
+
+
+def test_what_cannot_be_given_back_is_nobodys_and_the_rest_is_given_back(
+    toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A group that the kernel holds on to, once."""
+    state_dir = tmp_path / "state"
+    box = Sandbox.create(state_dir=state_dir, toolkit=toolkit)
+    remove = box._ownership.groups.remove
+
+    def refuse() -> None:
+        monkeypatch.setattr(box._ownership.groups, "remove", remove)
+        raise CapacityError("the kernel holds on to it")
+
+    monkeypatch.setattr(box._ownership.groups, "remove", refuse)
+    with pytest.raises(CapacityError, match="holds on"):
+        box.kill()
+    audit = check_integrity(state_dir)
+    assert audit.live == ()
+    assert {each.kind for each in audit.leftovers} >= {"record"}
+    assert {each.sandbox_id for each in audit.leftovers} == {box.id}
+    sweep(state_dir)
+    assert Journal(state_dir).find(box.id) is None
