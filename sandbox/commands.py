@@ -5,6 +5,7 @@ or its time is over, or it is killed, all of it is gone before the result is the
 call (a server) is started as a command of its own with `start`.
 """
 
+import posixpath
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from sandbox.channel import Channel
 from sandbox.checking import checked
 from sandbox.errors import InvalidArgument, PolicyDenied
 from sandbox.feed import OnOutput, Watchers
+from sandbox.files import WORKDIR
 from sandbox.forks import leave_in_children
 from sandbox.orders import checked_env
 from sandbox.policy import Policy
@@ -72,7 +74,8 @@ class Commands:
         unless `check` makes it one (see `sandbox.checking`).
 
         A string goes to the image's shell, a sequence is run as it is. `timeout_s` (seconds, the policy's
-        `timeout_s` when left out) ends all its processes with reason `timeout`. `env` is added to the
+        `timeout_s` when left out) ends all its processes with reason `timeout`. A relative `cwd` starts at
+        /workspace. `env` is added to the
         sandbox's environment. `output_bytes` is kept of each stream, head and tail. `stdin` is fed as the
         command reads it. `on_stdout` and `on_stderr` take text as it is printed, on a thread of the
         command's; what one raises ends the command and is raised here. Blocks; raises SandboxGone, and
@@ -200,7 +203,7 @@ class Commands:
             raise InvalidArgument("cmd names no program: it has no first word")
         terminal = {"TERM": "xterm-256color"} if with_terminal else {}
         whole_env = {**self._base_env, **terminal, **dict(checked_env(env))}
-        words = exec_words(argv, cwd or "/", whole_env)
+        words = exec_words(argv, posixpath.join(WORKDIR, cwd), whole_env)
         if len(words) > MAX_CHUNK_BYTES:
             raise InvalidArgument(
                 f"cmd and env take {len(words)} bytes, at most {MAX_CHUNK_BYTES} fit",

@@ -6,12 +6,14 @@ command's own error, and a command that hangs, is killed or replaces its shell l
 Background processes end with their command, as all do; a server is started with `commands.start`.
 """
 
+import os
 from collections.abc import Mapping
 from threading import Lock
 
 from protocol.ids import new_id
 from sandbox.checking import checked
 from sandbox.commands import Commands
+from sandbox.errors import FileError, InvalidArgument
 from sandbox.feed import OnOutput
 from sandbox.files import Files
 from sandbox.forks import leave_in_children
@@ -159,7 +161,14 @@ class Sessions:
         self._commands, self._files = commands, files
 
     def create(self, *, cwd: str = "/workspace", env: Mapping[str, str] | None = None) -> Session:
-        """A session that begins in `cwd` with `env` added to the sandbox's environment; its first command
-        says when they are not usable. Raises SandboxGone."""
+        """A session that begins in `cwd` with `env` added to the sandbox's environment.
+
+        A relative `cwd` starts at /workspace. Raises InvalidArgument where it is no directory, SandboxGone.
+        """
+        try:
+            self._files.stat(f"{cwd or '.'}/.")
+        except FileError as error:
+            why = os.strerror(error.errno or 0)
+            raise InvalidArgument(f"cwd={cwd!r}: {why}", hint="name a directory of the sandbox") from error
         self._files.make_dir(_FOLDER)
         return Session(self._commands, cwd, env or {})
