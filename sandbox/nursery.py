@@ -12,7 +12,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from sandbox.errors import StartError
-from sandbox.forks import close_in_children
+from sandbox.forks import free, leave_in_children
 
 _HEAD = struct.Struct("=IIii")  # ticket, verb or answer, and two numbers: struct request, struct said
 _NAME = "-" * 40  # room for a sandbox's id, which a launch has in its arguments
@@ -78,7 +78,7 @@ class Nursery:
         self._lock = threading.Lock()  # guards what follows
         self._last_ticket, self._is_gone = 0, False
         self._awaited: dict[tuple[int, _Said], Future[int]] = {}
-        close_in_children(self._socket)  # or it would outlive its owner with all that it has started
+        leave_in_children(self)  # or it would outlive its owner with all that it has started
         threading.Thread(target=self._listen, name="sandbox nursery", daemon=True).start()
 
     def start(self, sandbox_id: str, words: Sequence[str], fds: Sequence[int], group: int | None) -> Launcher:
@@ -129,6 +129,12 @@ class Nursery:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def leave(self) -> None:
+        """In a child of a fork: it is the parent's."""
+        self._lock = threading.Lock()
+        self._is_gone = True
+        self._socket.close()
+
     def is_gone(self) -> bool:
         """Whether somebody has ended it."""
         with self._lock:
@@ -169,9 +175,18 @@ class Nursery:
             return b""
 
 
-_Version = tuple[int, int, int]  # owner's pid, inode and time of change of the program
+_Version = tuple[int, int]  # inode and time of change of the program
 _shared: dict[_Version, Nursery] = {}
 _lock = threading.Lock()  # guards it
+
+
+def _leave() -> None:
+    """In a child of a fork, which starts one of its own."""
+    free(_lock)
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_leave)
 
 
 def shared_nursery(init: Path) -> Nursery:
@@ -180,7 +195,7 @@ def shared_nursery(init: Path) -> Nursery:
     with _lock:
         try:
             info = init.stat()
-            version = os.getpid(), info.st_ino, info.st_mtime_ns
+            version = info.st_ino, info.st_mtime_ns
             if (known := _shared.get(version)) is None or known.is_gone():
                 _shared[version] = known = Nursery(init)
         except OSError as error:

@@ -127,6 +127,27 @@ def test_it_ends_with_its_owner(toolkit: Path, tmp_path: Path):
     assert check_integrity(tmp_path / "state").is_clean
 
 
+def test_a_forked_child_has_one_of_its_own(create, state_dir: Path, toolkit: Path):
+    """And the parent's answers stay the parent's."""
+    box = create()
+    parents = shared_nursery(INIT_BINARY)
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            with Sandbox.create(state_dir=state_dir, toolkit=toolkit) as own:
+                said = own.commands.run("echo child").stdout
+            os.write(writer, f"{shared_nursery(INIT_BINARY).pid} {parents.is_gone()} {said}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        pid, is_gone, words = said.read().split()
+    os.waitpid(child, 0)
+    assert (int(pid) != parents.pid, is_gone, words) == (True, "True", "child")
+    assert box.commands.run("echo parent").stdout == "parent\n"
+    assert create().commands.run("echo parent").stdout == "parent\n"
+
+
 def test_what_cannot_be_given_back_is_nobodys_and_the_rest_is_given_back(
     toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
