@@ -19,7 +19,7 @@ from actors.token_server import TokenServer
 from engine.cache.events import EventLog
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import ContextExceeded, InvalidRequest, Overloaded
+from engine.errors import ContextExceeded, InvalidLogits, InvalidRequest, Overloaded
 from engine.handoff import Handoff
 from engine.request import Request
 from engine.results import StepResult
@@ -150,6 +150,8 @@ class EngineWorker:
                 failed = Failed(request_id, "context_length_exceeded", str(error), error.parameter)
             case InvalidRequest():
                 failed = Failed(request_id, "invalid", str(error), error.parameter)
+            case InvalidLogits():
+                failed = Failed(request_id, "internal", str(error))
             case _:
                 failed = Failed(
                     request_id, "lost", f"no decode worker took the hand-off: {error or type(error).__name__}"

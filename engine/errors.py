@@ -10,11 +10,12 @@ DockyardError
 │   │   └── CompilingFailed a grammar for which time or memory was too short, at this moment
 │   ├── BrokenHandoff       a KV hand-off of another version, model or checksum
 │   └── UnusableTier        a folder for KV that cannot be read or written
+├── InvalidLogits           a row of the model that is no distribution: a fault of ours, not of its request
 └── ResourceShortage
     └── Overloaded          the queue is full; the gateway answers 429
 """
 
-from protocol.errors import InvalidInput, ResourceShortage
+from protocol.errors import DockyardError, InvalidInput, ResourceShortage
 
 
 class UnknownModel(InvalidInput): ...
@@ -55,6 +56,9 @@ class BrokenHandoff(InvalidInput): ...
 
 
 class UnusableTier(InvalidInput): ...
+
+
+class InvalidLogits(DockyardError): ...
 
 
 class Overloaded(ResourceShortage):

@@ -5,19 +5,21 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from engine.cache.host_memory import is_out_of_memory
 from engine.chunk_rows import num_logits
 from engine.config import Role
-from engine.errors import InvalidRequest
+from engine.errors import InvalidLogits, InvalidRequest, Overloaded
 from engine.handoff import hand_over
 from engine.intake import Intake
 from engine.model.base import Held
 from engine.request import Sequence
 from engine.residence import Residence
 from engine.results import StepResult, TokenOutput
-from engine.sampling.candidates import Logits
+from engine.sampling.candidates import Logits, check_logits
 from engine.sampling.step_sampler import StepSampler
 from engine.scheduler.scheduler import Chunk, Scheduler
 from engine.weights import Weights
+from protocol.errors import DockyardError
 
 
 class Postprocessing:
@@ -49,6 +51,12 @@ class Postprocessing:
 
     def _take_in(self, chunk: Chunk, rows: list[Logits], now_ns: int, result: StepResult) -> None:
         sequence, completes = chunk.sequence, chunk.completes
+        try:
+            for row in rows:  # before its blocks are known to others
+                check_logits(row)
+        except InvalidLogits as error:
+            self._fail(sequence.request.id, error, result)
+            return
         if sequence.tells_prompt:
             prompt_ids = sequence.token_ids[: sequence.num_prompt]
             start = sequence.num_computed
@@ -65,13 +73,26 @@ class Postprocessing:
             if self._role == "prefill" and self._is_here(output):
                 self._hand_over(output, held, result)
 
+    def _fail(self, request_id: str, error: DockyardError, result: StepResult) -> None:
+        """One request ends, with all of its outputs; the others of the step go on."""
+        result.failed.append((request_id, error))
+        result.handoffs[:] = [h for h in result.handoffs if h.header.request_id != request_id]
+        self._intake.abort(request_id)
+
     def _is_here(self, sequence: Sequence) -> bool:
         return self._intake.sequences.get(sequence.id) is sequence
 
     def _hand_over(self, sequence: Sequence, held: Held, result: StepResult) -> None:
         """Give an output away behind its first token."""
         weights = self._weights
-        result.handoffs.append(hand_over(sequence, held, weights.fingerprint, weights.state))
+        try:
+            handoff = hand_over(sequence, held, weights.fingerprint, weights.state)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._fail(sequence.request.id, Overloaded("no memory for the hand-off"), result)
+            return
+        result.handoffs.append(handoff)
         self._intake.end(sequence)
 
     def _choose(self, sequence: Sequence, row: Logits, now_ns: int, result: StepResult) -> None:
@@ -81,9 +102,8 @@ class Postprocessing:
             choice = self._sampler.choose(
                 row, sequence.id, sequence.sampling, sequence.token_ids, sequence.num_prompt
             )
-        except InvalidRequest as error:  # its grammar is stuck, or refused at this time
-            result.failed.append((request_id, error))
-            self._intake.abort(request_id)
+        except (InvalidRequest, InvalidLogits) as error:  # its grammar is stuck, or refused at this time
+            self._fail(request_id, error, result)
             return
         sequence.token_ids.append(choice.token_id)
         if sequence.stages.prefilled_ns == 0:

@@ -1,10 +1,17 @@
 """Where the KV of sequences is: carries it between device, host and disk, as the scheduler has decided."""
 
+import logging
+from collections.abc import Callable
+
+from engine.cache.host_memory import is_out_of_memory
 from engine.cache.tiers import Tiers
 from engine.model.base import Held
 from engine.request import Sequence
 from engine.scheduler.orders import Begin, CopyBlock, KeepBlock, LoadBlock, Order, ShowBlock, SwapOut
 from engine.weights import Weights
+from protocol.handoff import KvPayload
+
+_log = logging.getLogger(__name__)
 
 
 class Residence:
@@ -27,7 +34,7 @@ class Residence:
             match order:
                 case KeepBlock(block=block, key=key):
                     if self.tiers.keeps_blocks and not self.tiers.keeps_at_once:
-                        self.tiers.keep_block(key, self._weights.state.export_block(block))
+                        self._keep_block(block, key)
                 case LoadBlock(block=block, payload=payload):
                     self._weights.state.import_block(block, payload)
                 case CopyBlock(source=source, target=target):
@@ -45,11 +52,16 @@ class Residence:
         """Blocks that have just become full."""
         if self.tiers.keeps_at_once:
             for block, key in blocks:
-                self.tiers.keep_block(key, self._weights.state.export_block(block))
+                self._keep_block(block, key)
 
     def keep_windows(self, sequence: Sequence, key: bytes) -> None:
         """Of its computed positions. While it decodes, the newest take the place of those before."""
-        self.tiers.keep_windows(key, self._weights.state.export_windows(sequence.slot, sequence.num_computed))
+        state, slot, position = self._weights.state, sequence.slot, sequence.num_computed
+        windows = _copied(lambda: state.export_windows(slot, position))
+        if windows is None:
+            self.tiers.windows_tier.refuse()
+            return
+        self.tiers.keep_windows(key, windows)
         if sequence.num_computed > sequence.num_prompt:
             if sequence.windows_key not in (None, key):
                 self.tiers.drop_windows(sequence.windows_key)
@@ -63,8 +75,22 @@ class Residence:
     def check_integrity(self) -> None:
         self.tiers.check_integrity(sum(self._swapped.values()))
 
+    def _keep_block(self, block: int, key: bytes) -> None:
+        state = self._weights.state
+        payload = _copied(lambda: state.export_block(block))
+        if payload is None:
+            self.tiers.blocks.refuse()
+        else:
+            self.tiers.keep_block(key, payload)
+
     def _swap_out(self, sequence: Sequence, held: Held) -> None:
-        sequence.incoming = self._weights.state.export(held)
+        """Without memory for it the sequence is computed again."""
+        state = self._weights.state
+        sequence.incoming = _copied(lambda: state.export(held))
+        if sequence.incoming is None:
+            self.tiers.free(self._weights.bytes_of(held))
+            sequence.num_incoming, sequence.passes = 0, ()
+            return
         self._swapped[sequence] = sequence.incoming.nbytes
         self._swapped_bytes += sequence.incoming.nbytes
 
@@ -76,3 +102,14 @@ class Residence:
         if sequence.incoming is not None:
             self._weights.state.import_(held, sequence.incoming)
             self.leave(sequence)
+
+
+def _copied(copy: Callable[[], KvPayload]) -> KvPayload | None:
+    """Something that it is good to have, and no request needs; None where there is no memory for it."""
+    try:
+        return copy()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _log.warning("no memory for a copy of KV: %s", error)
+        return None

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 from engine.cache.block_pool import PoolStatistics
 from engine.cache.tiers import TierStatistics
-from engine.errors import InvalidRequest
 from engine.handoff import Handoff
 from engine.model.stages import StageTimes
 from engine.request import FinishReason, Stages
 from engine.scheduler.scheduler import SchedulerStatistics
+from protocol.errors import DockyardError
 from protocol.sampling_reply import TokenLogprobs
 
 
@@ -32,7 +32,7 @@ class TokenOutput:
 class StepResult:
     tokens: list[TokenOutput] = field(default_factory=list[TokenOutput])
     handoffs: list[Handoff] = field(default_factory=list[Handoff])
-    failed: list[tuple[str, InvalidRequest]] = field(default_factory=list[tuple[str, InvalidRequest]])
+    failed: list[tuple[str, DockyardError]] = field(default_factory=list[tuple[str, DockyardError]])
     num_rows: int = 0
 
 

@@ -34,3 +34,10 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """PyTorch says so in words alone."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    )

@@ -25,7 +25,7 @@ class HostStatistics:
     hits: int
     misses: int
     stored: int
-    refused: int  # no room: everything is pinned or reserved, or the entry is larger than the tier
+    refused: int  # no room: all is pinned or reserved, the entry is too large, or memory is out
     evictions: int
     expired: int
 
@@ -99,6 +99,11 @@ class HostTier:
             self._counts.stored += 1
             self._watch.came([key])
             return True
+
+    def refuse(self) -> None:
+        """Count an entry for whose copy there was no memory."""
+        with self._lock:
+            self._counts.refused += 1
 
     def drop(self, key: bytes) -> None:
         """Forget one entry, unless it is pinned."""

@@ -5,9 +5,12 @@ that the answer is that of a stable sort of the whole row (`tests/unit/engine/te
 Shapes: V vocabulary, C candidates.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.errors import InvalidLogits
 from protocol.sampling import SamplingParams
 
 Logits = NDArray[np.float32]  # [V]; -inf where a token is not allowed
@@ -16,6 +19,18 @@ Weights = NDArray[np.float64]  # [C], of which none is negative; they need not s
 
 GREEDY_BELOW = 1e-5  # no second token keeps a measurable chance, and the quotients stay finite; as in vLLM
 _STEPS = 512  # the last one takes all tokens whose weight is below 1e-13 of the largest
+
+
+def check_logits(row: Logits) -> None:
+    """Raises InvalidLogits for a row [V] from which nothing can be drawn: with NaN or infinity in it, or with
+    no token that has a chance."""
+    best = float(row.max())  # NaN where there is one
+    if not math.isfinite(best):
+        number = int(row.argmax())
+        raise InvalidLogits(
+            f"the model's logits are no distribution: that of token {number} is {best}",
+            hint="other requests go on; if it comes again, look for damaged weights",
+        )  # fmt: skip
 
 
 def candidates(logits: Logits, sampling: SamplingParams) -> tuple[Ids, Weights]:

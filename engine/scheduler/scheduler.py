@@ -279,7 +279,8 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its known prefix, blocks for all its tokens and a slot, and let it run."""
         lower = self._lower(sequence)
-        if not self._slots and not lower:
+        on_its_way = sequence.num_incoming > 0 and sequence.incoming is None  # to host memory, in this step
+        if on_its_way or (not self._slots and not lower):
             return False
         admission = plan_admission(sequence, self._root(sequence), self._pool, self._rules, self._kept)
         if not self._fits(admission) and not self._make_way(lower, admission):
