@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.answers import MAX_FILE_BYTES, entry_of, result_of
+from sandbox.arguments import check_seconds, check_type, check_whole
 from sandbox.checking import checked
 from sandbox.door import ask
 from sandbox.entries import Entry
 from sandbox.errors import InvalidArgument
+from sandbox.orders import checked_env
 from sandbox.processes import ProcessKey
 from sandbox.results import CommandResult
 from sandbox.status import IdleWish, SandboxStatus, status_of
@@ -84,10 +86,12 @@ class AttachedCommands:
         check: bool = False,
     ) -> CommandResult:
         """See `Commands.run`. Ends with the process that asks, if that is first: so does an interrupt."""
+        check_seconds("timeout_s", timeout_s, _LONGEST_S)
+        check_type("cmd", cmd, str, Sequence)
         words = cmd if isinstance(cmd, str) else list(cmd)
         answer = self._line.ask(
             "commands.run", _LONGEST_S if timeout_s is None else timeout_s + _SOON_S, cmd=words,
-            timeout_s=timeout_s, cwd=cwd, env=dict(env or {}), output_bytes=output_bytes,
+            timeout_s=timeout_s, cwd=cwd, env=dict(checked_env(env or {})), output_bytes=output_bytes,
             stdin=_encoded(utf8("stdin", stdin)),
         )  # fmt: skip
         result = result_of(answer)
@@ -102,6 +106,7 @@ class AttachedFiles:
 
     def read(self, path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """See `Files.read`."""
+        check_whole("max_bytes", max_bytes, 0, 1 << 62)
         return b64decode(self._line.ask("files.read", path=path, max_bytes=min(max_bytes, MAX_FILE_BYTES)))
 
     def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:

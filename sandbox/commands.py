@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from protocol.clock import Clock
+from sandbox.arguments import check_seconds, check_type, check_whole
 from sandbox.audit_log import SandboxLog, of_argv
 from sandbox.channel import Channel
 from sandbox.checking import checked
@@ -21,9 +22,9 @@ from sandbox.forks import leave_in_children
 from sandbox.orders import checked_env
 from sandbox.policy import Policy
 from sandbox.results import CommandResult
-from sandbox.running import Call, Host, RunningCommand
+from sandbox.running import LONGEST_S, Call, Host, RunningCommand
 from sandbox.texts import system_bytes, utf8
-from sandbox.wire import MAX_CHUNK_BYTES, TerminalSize, exec_words
+from sandbox.wire import MAX_CHUNK_BYTES, TerminalSize, check_size, exec_words
 
 
 class Commands:
@@ -112,12 +113,13 @@ class Commands:
         policy = self._policy
         timeout = policy.max_timeout_s if timeout_s is None else timeout_s
         limit = min(policy.output_bytes, policy.output_total_bytes) if output_bytes is None else output_bytes
-        _check(timeout is None or 0 < timeout < 1e9, "timeout_s", timeout)
-        _check(0 <= limit <= 1 << 28, "output_bytes", limit)
+        check_seconds("timeout_s", timeout_s, LONGEST_S)
+        check_whole("output_bytes", limit, 0, 1 << 28)
         self._check_policy(timeout, limit, with_terminal=terminal is not None)
         if terminal is not None:
-            _check(0 <= terminal.rows < 1 << 16 and 0 <= terminal.columns < 1 << 16, "terminal", terminal)
+            check_size(terminal)
         text = None if stdin is None else utf8("stdin", stdin)
+        check_type("cmd", cmd, str, Sequence)
         if isinstance(cmd, str):
             system_bytes("cmd", cmd)
         argv = [self.shell, "-c", cmd] if isinstance(cmd, str) else list(cmd)
@@ -210,8 +212,3 @@ class Commands:
                 hint="write a file and run it, or use stdin",
             )
         return words
-
-
-def _check(holds: bool, field: str, value: object) -> None:
-    if not holds:
-        raise InvalidArgument(f"{field}={value!r} is not usable")

@@ -149,6 +149,9 @@ def ask(owner: ProcessKey, request: Request, patience_s: float = PATIENCE_S) -> 
     Raises what the owner raises; AuthError where it is another user's, UnsupportedError where it does not
     answer: it is in another network namespace, or has no descriptor left.
     """
+    if len(packed := _packed(request)) > _MAX_REQUEST_BYTES:
+        most = _MAX_REQUEST_BYTES >> 20
+        raise InvalidArgument(f"what is asked takes more than {most} MiB", hint="ask in the owner's process")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         close_in_children(connection)
         connection.settimeout(patience_s)
@@ -157,7 +160,7 @@ def ask(owner: ProcessKey, request: Request, patience_s: float = PATIENCE_S) -> 
             if _peer(connection)[0] != owner.pid:
                 raise ConnectionRefusedError(f"process {_peer(connection)[0]} answers in its place")
             with suppress(BrokenPipeError):  # the answer may have come before it
-                connection.sendall(_packed(request))
+                connection.sendall(packed)
             answer: dict[str, Any] = json.loads(_receive(connection, _MAX_ANSWER_BYTES))
         except (OSError, ValueError) as error:
             raise UnsupportedError(

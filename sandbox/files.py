@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sandbox.arguments import check_type, check_whole
 from sandbox.channel import Channel
 from sandbox.download import Download
 from sandbox.entries import (
@@ -39,6 +40,7 @@ from sandbox.errors import (
 )
 from sandbox.file_errors import FileErrors
 from sandbox.host_tree import read_tree
+from sandbox.paths import MAX_DIRECTORY_BYTES, WORKDIR, absolute
 from sandbox.policy import Policy
 from sandbox.running import Host
 from sandbox.texts import utf8
@@ -46,9 +48,9 @@ from sandbox.wire import MAX_CHUNK_BYTES, Frame, Kind, Trouble, decode_done
 
 MIB = 1 << 20
 MAX_DEPTH = 128
+MOST_BYTES = 1 << 40  # that anybody asks for
 ENTRY_BYTES = 1 << 14  # of memory that a new name takes, in the kernel too
 REMOVE_PATIENCE_S = 60.0
-WORKDIR = "/workspace"
 # Of an entry that was something else when its directory was read: removed, or swapped for a directory, a
 # file, a link to itself or a FIFO.
 _CHANGED = frozenset(
@@ -99,7 +101,8 @@ class Files:
     def read(self, path: str, *, max_bytes: int = 64 * MIB) -> bytes:
         """The content of a regular file, links followed inside the sandbox. FileTooLarge beyond `max_bytes`,
         UnsafePath for what is no file, or one of the kernel's (/proc), which a command can read."""
-        place = _absolute(path)
+        place = absolute(path)
+        check_whole("max_bytes", max_bytes, 0, MOST_BYTES)
         with self._opened(place, os.O_RDONLY) as fd:
             if not is_regular(fd):
                 is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
@@ -114,7 +117,8 @@ class Files:
     def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
         """Replaces a file's content, making its parents. `str` is written as UTF-8. Not atomic: a reader in
         the sandbox may see a part of it."""
-        place, content = _absolute(path), utf8("data", data)
+        place, content = absolute(path), utf8("data", data)
+        check_whole("mode", mode, 0, MOST_BYTES)
         first = memoryview(content)[:MAX_CHUNK_BYTES]
         try:
             self._replace(place, first, mode)
@@ -128,7 +132,7 @@ class Files:
 
     def list(self, path: str = WORKDIR) -> tuple[Entry, ...]:
         """What is in a directory, by name. FileTooLarge beyond 100,000 entries, or 32 MiB of names."""
-        place = _absolute(path)
+        place = absolute(path)
         with self._opened(place, os.O_RDONLY | os.O_DIRECTORY) as fd:
             try:
                 return tuple(sorted(list_directory(fd), key=lambda entry: entry.name))
@@ -137,7 +141,7 @@ class Files:
 
     def stat(self, path: str) -> Entry:
         """One entry; a link is described, not followed."""
-        place = _absolute(path)
+        place = absolute(path)
         with self._opened(place, os.O_PATH | os.O_NOFOLLOW) as fd:
             return describe(fd, posixpath.basename(place))
 
@@ -151,7 +155,7 @@ class Files:
 
     def make_dir(self, path: str) -> None:
         """Makes a directory and its parents. Nothing happens when it is there."""
-        place = _absolute(path)
+        place = absolute(path)
         missing = [place]
         while missing:
             try:
@@ -168,7 +172,7 @@ class Files:
     def remove(self, path: str) -> None:
         """Removes a file, a link, or a directory with all that is in it. FileMissing when there is none.
         FileError EBUSY after a minute: it is very large, or what runs fills it as fast as it is emptied."""
-        place = _absolute(path)
+        place = absolute(path)
         if place == "/":
             raise InvalidArgument("path='/' cannot be removed", hint="name what is in it")
         give_up_s = time.monotonic() + REMOVE_PATIENCE_S
@@ -181,7 +185,7 @@ class Files:
         is at `to` is replaced, and so is an empty directory by a directory; no link is followed. FileMissing
         when there is nothing at `path`; FileError with `errno` EXDEV between file systems (/dev/shm),
         ENOTEMPTY where `to` is a directory with something in it, EINVAL where it lies in `path`."""
-        place, target = _absolute(path), _absolute(to)
+        place, target = absolute(path), absolute(to)
         try:
             self._ask(Kind.RENAME, place, to=target)
         except FileMissing as error:
@@ -194,7 +198,9 @@ class Files:
         """Copies regular files and directories of `host_dir` into `path`; the number of files. Links and
         other things on the host are left out, so nothing outside `host_dir` is ever read. InvalidArgument
         names what this process may not read, CapacityError what no descriptor is left for."""
-        place, num_files = _absolute(path), 0
+        place, num_files = absolute(path), 0
+        check_type("host_dir", host_dir, str, Path)
+        check_whole("max_bytes", max_bytes, 0, MOST_BYTES)
         self.make_dir(place)
         for item in read_tree(Path(host_dir), max_bytes=max_bytes):
             target = posixpath.join(place, item.path)
@@ -209,10 +215,10 @@ class Files:
         """A directory with all that is in it. FileTooLarge beyond `max_bytes`, 100,000 entries or 32 MiB of
         names and links, UnsafePath beyond 128 levels. No link is followed; what goes away or becomes
         something else meanwhile is left out, as are files of the kernel's."""
-        place = _absolute(path)
+        place = absolute(path)
         files, links = dict[str, bytes](), dict[str, str]()
         directories, skipped = list[str](), list[str]()
-        left = max_bytes
+        check_whole("max_bytes", left := max_bytes, 0, MOST_BYTES)
         for name, entry in self._walk(place):
             if entry.type == "link":
                 links[name] = entry.target
@@ -240,10 +246,11 @@ class Files:
         pending, num_entries, name_bytes = [""], 0, 0
         while pending:
             directory = pending.pop()
-            if directory.count("/") >= MAX_DEPTH:
-                raise self._errors.of(Trouble.TOO_DEEP, posixpath.join(root, directory))
+            place = posixpath.join(root, directory)
+            if directory.count("/") >= MAX_DEPTH or len(os.fsencode(place)) > MAX_DIRECTORY_BYTES:
+                raise self._errors.of(Trouble.TOO_DEEP, place)
             try:
-                entries = self.list(posixpath.join(root, directory))
+                entries = self.list(place)
             except FileError as error:
                 if not directory or error.errno not in _CHANGED:
                     raise
@@ -384,16 +391,3 @@ def _close_unwanted(future: Future[tuple[int, int]]) -> None:
 def _close(fd: int) -> None:
     if fd >= 0:
         os.close(fd)
-
-
-def _absolute(path: str) -> str:
-    if path == "" or "\0" in path:
-        raise InvalidArgument(f"path={path!r} is not usable")
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"path={path!r} holds half of a surrogate pair") from error
-    place = posixpath.join(WORKDIR, path)
-    if len(os.fsencode(place)) >= 4096:
-        raise InvalidArgument(f"path of {len(place)} characters is too long", hint="at most 4095 bytes")
-    return place

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from sandbox.arguments import check_type
 from sandbox.errors import CapacityError, Conflict, InvalidArgument, SandboxGone
 from sandbox.forks import leave_in_children
 from sandbox.orders import Order, difference
@@ -65,6 +66,7 @@ class Keys(Generic[T]):
         Raises Conflict for a key of another order, SandboxGone for one whose sandbox has ended,
         InvalidArgument for an empty or overlong key.
         """
+        check_type("key", key, str)
         if not 0 < len(key) <= MAX_KEY:
             raise InvalidArgument(
                 f"key of {len(key)} characters", hint=f"use 1 to {MAX_KEY}, such as a request's id"

@@ -4,11 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from sandbox.arguments import check_type
 from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.layers import LayerKind, LayerWish
 
 MIB = 1 << 20
 MAX_LIFETIME_S = 30 * 86_400.0
+_LIFETIME_S = (0.001, MAX_LIFETIME_S)  # least and most, of an idle time too
 LimitName = Literal["cpu", "memory", "pids", "disk"]
 
 # An inode of the writable layer costs about a kilobyte of kernel memory; source trees average 8 KiB a file.
@@ -106,7 +108,8 @@ def settle(
             )
         settled[name] = None
         degraded.append(f"{name} is not limited here: {_CONSEQUENCE[name]}")
-    check_lifetime(asked.lifetime_s, asked.idle_s)
+    _check_range("lifetime_s", asked.lifetime_s, *_LIFETIME_S)
+    check_lifetime(None, asked.idle_s)
     return _limits(settled, asked, layer, (*degraded, *gaps))
 
 
@@ -114,7 +117,7 @@ def check_lifetime(lifetime_s: float | None, idle_s: float | None) -> None:
     """Raises InvalidArgument for one that is there and out of range."""
     for field, value in (("lifetime_s", lifetime_s), ("idle_s", idle_s)):
         if value is not None:
-            _check_range(field, value, 0.001, MAX_LIFETIME_S)
+            _check_range(field, value, *_LIFETIME_S)
 
 
 def _limits(
@@ -138,6 +141,7 @@ def _limits(
 
 
 def _check_range(field: str, value: float, least: float, most: float) -> None:
+    check_type(field, value, int, float)
     if not math.isfinite(value) or not least <= value <= most:
         raise InvalidArgument(
             f"{field}={value} is out of range", hint=f"use {_plain(least)} to {_plain(most)}"

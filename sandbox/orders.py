@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import NoneType
 
+from sandbox.arguments import check_type
 from sandbox.egress.helped import Uplink
 from sandbox.errors import InvalidArgument
 from sandbox.limits import Asked
@@ -32,6 +34,7 @@ class Order:
 
 def checked_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """In the order of their names. InvalidArgument for what is not text."""
+    check_type("labels", labels, Mapping)
     for name, value in labels.items():
         if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgument(f"labels: {name!r}={value!r} is not text")
@@ -40,6 +43,7 @@ def checked_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 def checked_env(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """In the order of their names. InvalidArgument for what no environment can hold, without its value."""
+    check_type("env", env, Mapping)
     for name, value in env.items():
         system_bytes("env: a name", name)
         before, has_sign, _ = name.partition("=")
@@ -47,6 +51,21 @@ def checked_env(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
             raise InvalidArgument(f"env: {before!r} is no name, or has more to it", hint="use {NAME: VALUE}")
         system_bytes(f"env: the value of {name!r}", value)
     return tuple(sorted(env.items()))
+
+
+def checked_policy(policy: Policy | None) -> Policy:
+    """The caller's, or the default one. InvalidArgument for what is none."""
+    check_type("policy", policy, Policy, NoneType)
+    return policy or Policy()
+
+
+def checked_order(order: Order) -> Order:
+    """InvalidArgument for what is not of its type; values are looked at where they count."""
+    for name in ("image", "substrate"):
+        check_type(name, getattr(order, name), str)
+    for name in ("runtime", "snapshot"):
+        check_type(name, getattr(order, name), str, NoneType)
+    return order
 
 
 def difference(first: Order, second: Order) -> str:

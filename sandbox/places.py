@@ -3,6 +3,9 @@ made from Python. Whoever needs one of them takes it from here."""
 
 import os
 from pathlib import Path
+from types import NoneType
+
+from sandbox.arguments import check_type
 
 # Built from sandbox/native at set-up.
 INIT_BINARY = Path(__file__).parent / "native" / "dockyard-init"
@@ -32,6 +35,7 @@ def default_state_dir() -> Path:
 
 def chosen_state_dir(state_dir: Path | str | None) -> Path:
     """The caller's, or the default one."""
+    check_type("state_dir", state_dir, str, Path, NoneType)
     return Path(state_dir).absolute() if state_dir is not None else default_state_dir()
 
 

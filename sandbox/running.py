@@ -4,11 +4,12 @@ import errno
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.clock import Clock
+from sandbox.arguments import check_seconds
 from sandbox.audit_log import SandboxLog
 from sandbox.cgroups import Counters
 from sandbox.channel import Channel
@@ -27,8 +28,9 @@ from sandbox.plumbing import Plumbing
 from sandbox.refusals import denials_since
 from sandbox.results import CommandResult, Denial, Reason
 from sandbox.texts import utf8
-from sandbox.wire import Ending, Frame, Kind, TerminalSize, decode_exit, pack_size
+from sandbox.wire import Ending, Frame, Kind, TerminalSize, check_size, decode_exit, pack_size
 
+LONGEST_S = 1e9  # that anybody waits
 SIGKILL = 9
 # How long init may take to end a command's processes before the sandbox as a whole is ended. A fork bomb
 # takes milliseconds; only processes stuck in the kernel, or an init starved of CPU, take this long.
@@ -127,17 +129,18 @@ class RunningCommand:
         self._host.begin()
         self._paused_before_ns = self._host.paused_ns() or 0
         try:
-            with translated("starting a command", sandbox_id=self._channel.name):
-                if self._log is not None:
-                    self._log.write("exec", command=self._id, **self._call.about)
-                sent = self._send_off()
+            with translated("starting a command", sandbox_id=self._channel.name), self._logged():
+                if not self._send_off():
+                    raise self._gone()
         except BaseException:
             self._drop()
             raise
-        if not sent:
-            self._drop()
-            raise self._gone()
         return self
+
+    def _logged(self) -> AbstractContextManager[None]:
+        if self._log is None:
+            return nullcontext()
+        return self._log.before("exec", command=self._id, **self._call.about)
 
     def _send_off(self) -> bool:
         """False when the sandbox is gone."""
@@ -190,12 +193,15 @@ class RunningCommand:
         self._host.touch()
 
     def resize(self, terminal: TerminalSize) -> None:
-        """A new size for its terminal. Nothing happens to a command without one."""
+        """A new size for its terminal. Nothing happens to a command without one. InvalidArgument for what no
+        terminal has."""
+        check_size(terminal)
         if self._plumbing is not None:
             self._plumbing.resize(terminal)
 
     def wait(self, timeout_s: float | None = None) -> CommandResult:
         """Blocks until the command has ended. RequestTimeout after `timeout_s` leaves it running."""
+        check_seconds("timeout_s", timeout_s, LONGEST_S, or_zero=True)
         try:
             return self.future.result(timeout_s)
         except TimeoutError as error:

@@ -1,11 +1,13 @@
 """Text that goes into a sandbox as bytes. What is refused is named by its field, and never shown: it may be a
 secret."""
 
+from sandbox.arguments import check_type
 from sandbox.errors import InvalidArgument
 
 
 def utf8(field: str, data: bytes | str) -> bytes:
-    """Content. InvalidArgument for text that UTF-8 does not have."""
+    """Content. InvalidArgument for text that UTF-8 does not have, and for what is neither text nor bytes."""
+    check_type(field, data, str, bytes, bytearray, memoryview)
     if not isinstance(data, str):
         return data
     try:

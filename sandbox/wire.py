@@ -4,19 +4,24 @@ Each is one packet of a socket that keeps packets whole. What a command prints a
 the owner makes its pipes and hands their ends over.
 """
 
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from sandbox.arguments import check_type, check_whole
+from sandbox.errors import InvalidArgument
 from sandbox.texts import system_bytes
 
 WIRE_VERSION = 3
 MAX_CHUNK_BYTES = 1 << 20  # of file content, and of a command's words
+MAX_WORD_BYTES = 32 * os.sysconf("SC_PAGESIZE")  # MAX_ARG_STRLEN of the kernel, with the NUL
 FRAME_BYTES = 16
 
 _FRAME = struct.Struct("=IIII")
 _PAIR = struct.Struct("=II")
+_MOST_CHARACTERS = (1 << 16) - 1  # of a terminal
 _MAX_ERRNO = 4095  # of the kernel; a Trouble is less
 WITH_INPUT, WITH_TERMINAL = 1, 2  # flags of EXEC
 
@@ -92,6 +97,14 @@ def decode(data: bytes, fds: list[int]) -> Frame:
     return Frame(id, kind, first, second, fds)
 
 
+def check_size(size: object) -> None:
+    """InvalidArgument for what no terminal has."""
+    check_type("terminal", size, TerminalSize)
+    if isinstance(size, TerminalSize):
+        check_whole("terminal: rows", size.rows, 0, _MOST_CHARACTERS)
+        check_whole("terminal: columns", size.columns, 0, _MOST_CHARACTERS)
+
+
 def pack_size(size: TerminalSize) -> int:
     """Second word of an EXEC with a terminal."""
     return size.rows | size.columns << 16
@@ -104,6 +117,11 @@ def exec_words(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> bytes:
         system_bytes("env: a name", name) + b"=" + system_bytes(f"env: the value of {name!r}", value)
         for name, value in env.items()
     ]
+    if (longest := max(map(len, words[1:]), default=0)) >= MAX_WORD_BYTES:
+        raise InvalidArgument(
+            f"cmd or env has a word of {longest} bytes, and the kernel takes less than {MAX_WORD_BYTES}",
+            hint="write a file and run it, or use stdin",
+        )
     return _PAIR.pack(len(argv), len(env)) + b"".join(word + b"\0" for word in words)
 
 
