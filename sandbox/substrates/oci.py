@@ -2,6 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from sandbox.covers import Covers
@@ -12,9 +13,10 @@ from sandbox.substrates.base import HOSTNAME, ROOT_AT, SHM_BYTES, TERMINALS, UID
 _PROGRAM = "run.oci.seccomp_bpf_data"  # crun(1)
 _NAMESPACES = ("pid", "mount", "ipc", "uts", "cgroup")
 _MASKED = (
-    *("acpi", "asound", "config.gz", "interrupts", "kallsyms", "kcore", "keys", "kmsg", "kpagecgroup"),
-    *("kpagecount", "kpageflags", "latency_stats", "sched_debug", "scsi", "timer_list", "timer_stats"),
+    *("config.gz", "interrupts", "kallsyms", "kcore", "keys", "kmsg", "kpagecgroup", "kpagecount"),
+    *("kpageflags", "latency_stats", "sched_debug", "timer_list", "timer_stats"),
 )
+_MASKED_FOLDERS = ("acpi", "asound", "scsi")
 _READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 
 
@@ -33,6 +35,8 @@ def oci_config(
     runtime's to make; None where it is to make none. `as_program` gives the table of system calls as
     instructions, for a runtime that takes them (crun), in place of the table, of which it would make them
     each time."""
+    emptied = [name for name in _MASKED_FOLDERS if Path("/proc", name).is_dir()] if as_program else []
+    masked = (*_MASKED, *(() if as_program else _MASKED_FOLDERS))
     ids = [{"containerID": 0, "hostID": owner_uid, "size": num_ids}]
     linux: dict[str, Any] = {
         "namespaces": [
@@ -41,7 +45,7 @@ def oci_config(
         ],
         "uidMappings": ids,
         "gidMappings": ids,
-        "maskedPaths": [*(f"/proc/{name}" for name in _MASKED), *_masked(covers or Covers())],
+        "maskedPaths": [*(f"/proc/{name}" for name in masked), *_masked(covers or Covers())],
         "readonlyPaths": [*(f"/proc/{name}" for name in _READ_ONLY), *(covers or Covers()).read_only],
     }
     if filtered:
@@ -63,7 +67,7 @@ def oci_config(
             "capabilities": {each: [] for each in ("bounding", "effective", "permitted", "inheritable")},
             "noNewPrivileges": True,
         },
-        "mounts": _mounts(),
+        "mounts": [*_mounts(), *(_empty(f"/proc/{name}") for name in emptied)],
         "linux": linux,
     }
 
@@ -87,6 +91,17 @@ def _mounts() -> list[dict[str, Any]]:
         },
         _tmpfs("/dev/shm", [*plain, "mode=1777", f"size={SHM_BYTES}"]),
     ]
+
+
+def _empty(destination: str) -> dict[str, Any]:
+    """The image's empty folder in its place: a runtime would mount a file system for each."""
+    options = ["bind", "ro", "nosuid", "nodev", "noexec"]
+    return {
+        "destination": destination,
+        "type": "bind",
+        "source": f"{ROOT_AT}/.dockyard/empty",
+        "options": options,
+    }
 
 
 def _tmpfs(destination: str, options: list[str]) -> dict[str, Any]:

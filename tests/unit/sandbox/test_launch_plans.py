@@ -260,3 +260,17 @@ def test_a_policy_refuses_what_it_does_not_know():
         Policy(network="open")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="colour"):
         Policy(colour="red")  # pyright: ignore[reportCallIssue]
+
+
+def test_folders_of_proc_are_covered_by_the_images_empty_one_where_the_runtime_binds_there():
+    """crun does; runc refuses to mount below /proc, and has them in its list."""
+    places = {f"/proc/{name}" for name in ("acpi", "asound", "scsi") if Path("/proc", name).is_dir()}
+    by_crun = oci_config(["/init"], owner_uid=600_000, cgroup=None, as_program=True)
+    bound = {each["destination"]: each for each in by_crun["mounts"] if each["type"] == "bind"}
+    assert bound.keys() == places
+    assert all(
+        "ro" in each["options"] and each["source"].endswith("/.dockyard/empty") for each in bound.values()
+    )
+    by_runc = oci_config(["/init"], owner_uid=600_000, cgroup=None)
+    assert places <= set(by_runc["linux"]["maskedPaths"])
+    assert places.isdisjoint(by_crun["linux"]["maskedPaths"])
