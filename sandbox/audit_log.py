@@ -11,8 +11,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from errno import ENOSPC
 from functools import lru_cache
@@ -42,6 +42,17 @@ class SandboxLog:
         be done."""
         with self._lock:
             self._append(deed, about)
+
+    @contextmanager
+    def before(self, deed: Deed, **about: object) -> Generator[None]:
+        """Writes, then lets the block do it. A second line says that it was not done, where the block raises:
+        nobody can log both before a deed and only what succeeds."""
+        self.write(deed, **about)
+        try:
+            yield
+        except BaseException as error:
+            self.note(deed, **about, failed=type(error).__name__)
+            raise
 
     def note(self, deed: Deed, **about: object) -> None:
         """Of what happens in any case, such as an end: where it cannot be written, the next line that can be

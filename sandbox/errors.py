@@ -330,8 +330,9 @@ def is_shortage(error: OSError) -> bool:
 @contextmanager
 def translated(doing: str, *, sandbox_id: str = "") -> Generator[None]:
     """Turns an OSError of the block into a CapacityError where the host is out of something (descriptors,
-    memory, threads, disk), else into a StartError of phase `create`. `doing` begins its message. What is a
-    SandboxError already, some of which are OSErrors too, stays as it is."""
+    memory, threads, disk), else into a StartError of phase `create`; of a sandbox that is there, into a plain
+    SandboxError. `doing` begins its message. What is a SandboxError already, some of which are OSErrors too,
+    stays as it is."""
     try:
         yield
     except SandboxError:
@@ -342,4 +343,6 @@ def translated(doing: str, *, sandbox_id: str = "") -> Generator[None]:
             hint = "close or end something, or raise the limit (`ulimit -n`, `ulimit -u`), and try again"
             raise CapacityError(words, hint=hint, sandbox_id=sandbox_id) from error
         hint = "`dockyard doctor` says what this host lacks"
+        if sandbox_id:
+            raise SandboxError(words, hint=hint, sandbox_id=sandbox_id) from error
         raise StartError(words, phase="create", hint=hint, sandbox_id=sandbox_id) from error

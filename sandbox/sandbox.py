@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
@@ -54,6 +55,7 @@ class Sandbox:
         self._made, self._info, self._ownership = made, made.info, made.ownership
         self._launcher = made.launched.launcher
         self._release_error: SandboxError | None = None
+        self._changing = threading.Lock()  # of its network: one log and change at a time
         info = made.info
         self._started_s = time.time()
         with ExitStack() as on_failure:
@@ -194,9 +196,12 @@ class Sandbox:
         idle time from now on, None for none. Returns what holds. Raises InvalidArgument, SandboxGone."""
         check_lifetime(lifetime_s, None if idle_s == "keep" else idle_s)
         self._check()
-        with translated("setting a timeout", sandbox_id=self.id):
-            self._made.log.write("set_timeout", lifetime_s=lifetime_s, idle_s=idle_s)
-        self._life.set_timeout(lifetime_s, idle_s)
+        about = {"lifetime_s": lifetime_s, "idle_s": idle_s}
+        with (
+            translated("setting a timeout", sandbox_id=self.id),
+            self._made.log.before("set_timeout", **about),
+        ):
+            self._life.set_timeout(lifetime_s, idle_s)
         return self.get_info()
 
     @property
@@ -225,7 +230,8 @@ class Sandbox:
         Connections that it does not allow are cut. Blocks for milliseconds.
 
         Raises VersionConflict when another version than `expected_version` holds, UnsupportedError for a
-        sandbox that was made without a network, SandboxGone.
+        sandbox that was made without a network, SandboxGone, CapacityError or SandboxError where the kernel
+        does not take it; the one that held still does then.
         """
         self._check()
         connection = self._ownership.connection
@@ -236,11 +242,12 @@ class Sandbox:
                 sandbox_id=self.id,
             )
         network = Network() if network == "none" else network
-        with translated("changing the network policy", sandbox_id=self.id):
-            if connection.version == expected_version:  # else it is refused, which is no deed
-                about = {"version": expected_version + 1, "network_sha256": network_digest(network)}
-                self._made.log.write("set_network", **about)
-            return connection.replace(network, expected_version)
+        about = {"version": expected_version + 1, "network_sha256": network_digest(network)}
+        with translated("changing the network policy", sandbox_id=self.id), self._changing:
+            if connection.version != expected_version:  # it is refused, which is no deed
+                return connection.replace(network, expected_version)
+            with self._made.log.before("set_network", **about):
+                return connection.replace(network, expected_version)
 
     def pause(self) -> None:
         """Stops all that runs in it, memory kept, until `resume` or until anything is asked of it: a command,
@@ -300,7 +307,7 @@ class Sandbox:
         if n is not None:
             check_whole("n", n, 1, MAX_FORKS)
         forks: list[Sandbox] = []
-        doing = translated("forking a sandbox", sandbox_id=self.id)
+        doing = translated(f"forking sandbox {self.id}")
         with doing, ExitStack() as busy, ExitStack() as on_failure:
             busy.enter_context(self._life.busy())  # as all are that wait for the last one
             for number in range(n or 1):

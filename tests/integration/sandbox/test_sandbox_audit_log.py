@@ -4,13 +4,15 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from errno import EMFILE, EPERM
 from pathlib import Path
 
 import pytest
 
 from sandbox import Network, Policy, Sandbox
 from sandbox.audit_log import FILE_NAME, entries, of_argv
-from sandbox.errors import InvalidArgument, SandboxError
+from sandbox.errors import CapacityError, InvalidArgument, SandboxError, VersionConflict
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="freezing and networks need root")
 
@@ -89,6 +91,56 @@ def test_no_secret_is_in_the_log(box: Sandbox, state_dir: Path):
     text = (state_dir / FILE_NAME).read_text()
     assert canary not in text
     assert "cat;" not in text
+
+
+@needs_root
+def test_a_change_that_fails_is_no_version(create, egress, state_dir: Path, monkeypatch):
+    box = create(policy=Policy(network=Network()), egress=egress)
+
+    def is_refused(*_: object) -> None:
+        raise OSError(EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(egress.fence, "replace", is_refused)
+        with pytest.raises(SandboxError, match="changing the network policy") as caught:
+            box.set_network("none", 1)
+    assert type(caught.value) is SandboxError
+    assert box.network_version == 1
+    written, undone = lines(state_dir, box)[-2:]
+    assert undone == {**written, "at_s": undone["at_s"], "failed": "PermissionError"}
+    assert box.set_network("none", 1) == 2
+    box.kill()
+
+
+@needs_root
+def test_changes_at_one_time_are_logged_once_each(create, egress, state_dir: Path):
+    box = create(policy=Policy(network=Network()), egress=egress)
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(lambda _: _change(box, 1), range(8)))
+    assert sorted(told) == [1] * 7 + [2]
+    assert [each["version"] for each in lines(state_dir, box) if each["deed"] == "set_network"] == [2]
+    box.kill()
+
+
+def _change(box: Sandbox, expected: int) -> int:
+    try:
+        return box.set_network("none", expected)
+    except VersionConflict:
+        return expected
+
+
+def test_a_command_that_could_not_start_is_in_it_as_such(create, state_dir: Path, monkeypatch):
+    box = create()
+
+    def is_full(*_: object) -> None:
+        raise OSError(EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sandbox.plumbing._file_of", is_full)
+        with pytest.raises(CapacityError):
+            box.commands.run("true")
+    first, second = (each for each in lines(state_dir, box) if each["deed"] == "exec")
+    assert second == {**first, "at_s": second["at_s"], "failed": "OSError"}
 
 
 def test_it_is_its_owners_to_read_alone(box: Sandbox, state_dir: Path):

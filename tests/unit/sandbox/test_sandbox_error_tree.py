@@ -200,6 +200,12 @@ def test_translation_leaves_what_is_an_error_of_ours():
         raise FileMissing("words", path="/a", number=2)
     with pytest.raises(StartError, match="doing something: no such luck"), translated("doing something"):
         raise OSError(5, "no such luck")
+    with (
+        pytest.raises(SandboxError, match="no such luck") as caught,
+        translated("doing it", sandbox_id="sbx-1"),
+    ):
+        raise OSError(5, "no such luck")
+    assert (type(caught.value), caught.value.phase) == (SandboxError, "")  # it is there, so it did start
 
 
 def test_asyncio_takes_none_of_them_for_its_own():
