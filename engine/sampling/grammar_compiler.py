@@ -18,7 +18,7 @@ from protocol.sampling import Structure
 
 _PROGRAM = Path(__file__).with_name("grammar_process.py")
 _OBJECT = '{"type": "object", "additionalProperties": true}'
-_SIMPLER = "use a simpler one: fewer properties, repetitions and alternatives"
+SIMPLER = "use a simpler one: fewer properties, repetitions and alternatives"
 _ORIGIN = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # where in the library's source an error comes from
 
 
@@ -55,6 +55,9 @@ class GrammarCompiler:
         answer = self._receive(structure, deadline, late)
         if "bad_alloc" in answer.get("error", ""):
             raise _failed(structure, "it takes more memory than a grammar may have")
+        if "slow" in answer:
+            cause = f"it takes too long to follow, over {answer['slow']:g} s for one token"
+            raise refused(structure, cause, SIMPLER)
         if "error" in answer:
             raise refused(structure, _cause(answer["error"]))
         return answer["grammar"]
@@ -100,11 +103,11 @@ class GrammarCompiler:
             if length <= self._limits.grammar_bytes:
                 return json.loads(self._read(length, deadline))
             cause = f"compiled it takes {length} bytes, more than {self._limits.grammar_bytes}"
-            error = refused(structure, cause, _SIMPLER)
+            error = refused(structure, cause, SIMPLER)
         except TimeoutError:
             error = _failed(structure, late)
         except EOFError:
-            cause = f"it takes more than {self._limits.seconds:g} s or too much memory to compile"
+            cause = f"it takes more than {self._limits.seconds:g} s or too much memory to compile or follow"
             error = _failed(structure, cause)
         self.close()
         raise error
@@ -134,8 +137,8 @@ def refused(structure: Structure, cause: str, hint: str = "") -> InvalidRequest:
 
 
 def _failed(structure: Structure, cause: str) -> CompilingFailed:
-    error = refused(structure, cause, _SIMPLER)
-    return CompilingFailed(str(error), parameter=error.parameter, hint=_SIMPLER)
+    error = refused(structure, cause, SIMPLER)
+    return CompilingFailed(error.message, parameter=error.parameter, hint=error.hint)
 
 
 def _cause(error: str) -> str:

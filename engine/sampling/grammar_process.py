@@ -1,17 +1,23 @@
 """The process that compiles grammars: a program of its own, run by path, which knows only xgrammar.
 
 What a client sends can take a compiler minutes and gigabytes, and nothing inside a process stops it then.
+A grammar that is compiled at once may still take minutes to follow, so some outputs of each are tried too.
 Each frame is a length (8 bytes, big-endian) and JSON. In: the vocabulary and the limits, then one request a
-grammar. Out: `{"ready": true}`, then `{"grammar": …}` or `{"error": …}` for each request. Ends at the end of
-its input, and by SIGALRM in a compilation that takes too long.
+grammar. Out: `{"ready": true}`, then for each request `{"grammar": …}`, `{"slow": seconds}` or
+`{"error": …}`. Ends at the end of its input, and by SIGALRM in a grammar that takes too long.
 """
 
 import json
+import random
 import resource
 import signal
 import sys
+import time
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
+_MOST_TOKEN_S = 0.05  # of the processor; usual grammars take a hundredth of it at most
+_WALKS, _WALK_TOKENS = 6, 24
 _MAX_WHITESPACE = 64  # between the parts of JSON: a model may otherwise write line breaks for ever
 
 # xgrammar 0.2.9 writes strings of bounded length as these characters, which lets in control characters, of
@@ -44,7 +50,10 @@ def _compiler(start: dict[str, Any]) -> Any:
 
 def _answer(compiler: Any, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"grammar": _compile(compiler, request["kind"], request["source"]).serialize_json()}
+        grammar = _compile(compiler, request["kind"], request["source"])
+        if _is_slow(grammar):
+            return {"slow": _MOST_TOKEN_S}
+        return {"grammar": grammar.serialize_json()}
     except MemoryError:
         return {"error": "bad_alloc"}  # as the library's own
     except Exception as error:  # the library's errors have no root of their own
@@ -64,6 +73,41 @@ def _compile(compiler: Any, kind: str, source: str) -> Any:
             return compiler.compile_grammar(_exact(xgrammar.Grammar.from_structural_tag(source)))
         case _:
             return compiler.compile_grammar(source)
+
+
+def _is_slow(grammar: Any) -> bool:
+    """Whether a token of some output takes longer than any should."""
+    chance = random.Random(0)  # the same for every try of a grammar
+    return any(_walks_slowly(grammar, chance, repeats=walk % 2 == 1) for walk in range(_WALKS))
+
+
+def _walks_slowly(grammar: Any, chance: random.Random, *, repeats: bool) -> bool:
+    """One output, of tokens by chance; `repeats`: of the token before where it may come again."""
+    import numpy as np
+    import xgrammar  # pyright: ignore[reportMissingTypeStubs]
+
+    size = grammar.tokenizer_info.vocab_size
+    matcher, bits = xgrammar.GrammarMatcher(grammar), xgrammar.allocate_token_bitmask(1, size)
+    token = -1
+    for _ in range(_WALK_TOKENS):
+        if _takes_long(lambda: matcher.fill_next_token_bitmask(bits)):
+            return True
+        allowed = np.flatnonzero(np.unpackbits(bits.numpy().view(np.uint8), bitorder="little")[:size])
+        if not len(allowed):
+            return False  # a vocabulary that lacks what must come
+        if not repeats or token not in allowed:
+            token = int(chance.choice(allowed))
+        if _takes_long(lambda token=token: matcher.accept_token(token)):
+            return True
+        if matcher.is_terminated():
+            return False
+    return False
+
+
+def _takes_long(work: Callable[[], object]) -> bool:
+    started = time.thread_time()
+    work()
+    return time.thread_time() - started > _MOST_TOKEN_S
 
 
 def _exact(grammar: Any) -> Any:

@@ -10,9 +10,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from engine.errors import CompilingFailed, InvalidRequest
-from engine.sampling.grammar_compiler import CompileLimits, GrammarCompiler, refused
+from engine.sampling.grammar_compiler import SIMPLER, CompileLimits, GrammarCompiler, refused
 from engine.sampling.json_schema import check_schema
 from engine.sampling.matcher import GrammarMatcher
+from engine.sampling.watch import Watch
 from protocol.sampling import Structure
 
 _Key = tuple[str, str]
@@ -37,6 +38,7 @@ class Grammars:
         self._tokens, self._ends = tokens, sorted(ends)
         self._limits = limits or CompileLimits()
         self._lock = threading.Lock()  # around compiling
+        self._refusing = threading.Lock()
         self._compiled: OrderedDict[_Key, Any] = OrderedDict()
         # Those that somebody holds, a sequence say: a grammar in use is never compiled again.
         self._held: WeakValueDictionary[_Key, Any] = WeakValueDictionary()
@@ -48,6 +50,7 @@ class Grammars:
         self._tokenizer: Any = None
         self._compiler: GrammarCompiler | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._watch = Watch()  # over the matchers, which are the engine's thread's
 
     def is_known(self, structure: Structure) -> bool:
         """Whether `compile` answers at once."""
@@ -57,10 +60,10 @@ class Grammars:
     def compile(self, structure: Structure) -> Any:
         """The compiled grammar. Raises InvalidRequest that names the field and the cause."""
         key = _key(structure)
+        if (cause := self._refusal(key)) is not None:  # first: one that has been condemned may be held still
+            raise InvalidRequest(cause, parameter=structure.field)
         if (grammar := self._known(key)) is not None:
             return grammar
-        if (cause := self._refusal(key)) is not None:
-            raise InvalidRequest(cause, parameter=structure.field)
         with self._lock:
             if (grammar := self._known(key)) is None:  # nobody else has compiled it meanwhile
                 grammar = self._compile(structure)
@@ -76,10 +79,14 @@ class Grammars:
 
     def matcher(self, structure: Structure) -> GrammarMatcher:
         """At the start of the structure, or of the reasoning before it. Raises as `compile`."""
-        return GrammarMatcher(self.compile(structure), structure, self._vocabulary, self._ends)
+        return GrammarMatcher(
+            self.compile(structure), structure, self._vocabulary, self._ends,
+            watch=self._watch, condemn=lambda cause: self._condemn(structure, cause),
+        )  # fmt: skip
 
     def close(self) -> None:
         """End the compiling process and thread. Blocks until they have, which is soon."""
+        self._watch.close()
         if self._compiler is not None:
             self._compiler.kill()
         if self._thread is not None:
@@ -118,10 +125,18 @@ class Grammars:
             return self._compiled_by_process(structure)
         except InvalidRequest as error:
             lasts = _PASSING_S if isinstance(error, CompilingFailed) else math.inf
-            self._refused[_key(structure)] = str(error), time.monotonic() + lasts
+            self._remember(structure, str(error), time.monotonic() + lasts)
+            raise
+
+    def _condemn(self, structure: Structure, cause: str) -> None:
+        """It has been compiled, and shown itself too slow to follow."""
+        self._remember(structure, str(refused(structure, cause, SIMPLER)), math.inf)
+
+    def _remember(self, structure: Structure, cause: str, until: float) -> None:
+        with self._refusing:
+            self._refused[_key(structure)] = cause, until
             if len(self._refused) > _MAX_REFUSALS:
                 self._refused.popitem(last=False)
-            raise
 
     def _compiled_by_process(self, structure: Structure) -> Any:
         import xgrammar  # pyright: ignore[reportMissingTypeStubs]

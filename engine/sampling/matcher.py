@@ -1,6 +1,5 @@
 """Where one sequence stands in its grammar. Shapes: V vocabulary."""
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -8,9 +7,12 @@ import numpy as np
 
 from engine.errors import GrammarStuck
 from engine.sampling.adjustments import Allowed
+from engine.sampling.watch import TooManyAtWork, TooSlow, Watch
 from protocol.sampling import Structure
 
-_MOST_S = 5.0  # of one output: every other request waits meanwhile. A usual grammar takes 0.1 ms a token
+# Of the processor: every other request waits meanwhile. A usual grammar takes 0.1 ms a token.
+_MOST_S = 5.0  # of one output
+_MOST_CALL_S = 0.5  # of one token
 
 
 class GrammarMatcher:
@@ -18,8 +20,18 @@ class GrammarMatcher:
     hand-off, makes another one and has it follow the tokens so far.
     """
 
-    def __init__(self, grammar: Any, structure: Structure, vocabulary: int, ends: Collection[int]) -> None:
-        """`grammar`: xgrammar's compiled one, of that structure."""
+    def __init__(
+        self,
+        grammar: Any,
+        structure: Structure,
+        vocabulary: int,
+        ends: Collection[int],
+        *,
+        watch: Watch,
+        condemn: Callable[[str], object],
+    ) -> None:
+        """`grammar`: xgrammar's compiled one, of that structure. `condemn` is told why nobody else should
+        follow it."""
         import xgrammar  # pyright: ignore[reportMissingTypeStubs] - takes half a second, most requests need none
 
         self._matcher: Any = xgrammar.GrammarMatcher(grammar)
@@ -29,6 +41,7 @@ class GrammarMatcher:
         self._free = np.ones(vocabulary, np.bool_)
         self._free[list(ends)] = False  # an output that ended in its reasoning would lack the structure
         self._begun = self._begins_after < 0
+        self._watch, self._condemn = watch, condemn
         self._spent_s = 0.0
         self.num_followed = 0
 
@@ -59,12 +72,17 @@ class GrammarMatcher:
 
     def _timed(self, work: Callable[[], bool]) -> bool:
         """What the grammar says. Raises GrammarStuck where it has taken too long by now, or fails."""
-        started = time.perf_counter()
         try:
-            answer = work()
+            answer, spent_s = self._watch.run(work, _MOST_CALL_S)
+        except TooSlow as error:
+            cause = f"its grammar takes too long to follow: {error}"
+            self._condemn(cause)
+            raise self._stuck(cause) from error
+        except TooManyAtWork as error:
+            raise self._stuck(str(error)) from error
         except RuntimeError as error:
             raise self._stuck(f"its grammar cannot be followed: {error}") from error
-        self._spent_s += time.perf_counter() - started
+        self._spent_s += spent_s
         if self._spent_s > _MOST_S:
             raise self._stuck(f"its grammar has taken more than {_MOST_S:g} s to follow: use a simpler one")
         return answer

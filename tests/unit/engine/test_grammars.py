@@ -284,6 +284,54 @@ def test_a_grammar_that_takes_too_long_to_follow_ends_its_output(
     assert stuck.value.parameter == "structured_outputs.regex"
 
 
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("regex", "(={0,20}){0,20}b"),  # 20 s for the first token of smollm2's vocabulary
+        ("regex", "(={1,60}){1,60}b"),
+        ("regex", "zq(={0,20}){0,20}b"),
+        ("grammar", 'root ::= [a-p]{3} "zq" a{0,20} "b"\na ::= "="{0,20}'),
+    ],
+)
+def test_a_grammar_that_would_hold_up_an_engine_is_refused_where_it_is_compiled(
+    runs: Grammars, kind: StructureKind, source: str
+) -> None:
+    for _ in range(2):  # the second time from memory
+        with pytest.raises(InvalidRequest, match="follow") as slow:
+            runs.compile(Structure(kind, source, "structured_outputs.regex"))
+        assert str(slow.value).count("use a simpler one") == 1
+        assert str(slow.value).startswith(f"structured_outputs.regex: the {kind} cannot be compiled: it ta")
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Grammars]:
+    """Of a vocabulary in which characters come in runs, as in those of large models."""
+    tokens = [bytes([code]) for code in range(128)] + [b"=" * length for length in range(2, 40)]
+    made = Grammars(lambda: [*tokens, b""], {len(tokens)})
+    yield made
+    made.close()
+
+
+def test_a_grammar_that_is_slow_all_the_same_ends_its_output_and_is_refused_from_then_on(
+    runs: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a token that no try comes to. The thread of the call works on, and answers nobody."""
+    monkeypatch.setattr("engine.sampling.matcher._MOST_CALL_S", 0.01)
+    structure = Structure("regex", "([^q].*|q(={0,16}){0,16}b)", "structured_outputs.regex")
+    matcher = runs.matcher(structure)
+    matcher.follow([ord("q")])
+    with pytest.raises(GrammarStuck, match=r"takes too long to follow: more than 0\.01 s for one token"):
+        matcher.allowed()
+    with pytest.raises(InvalidRequest, match="takes too long to follow"):
+        runs.matcher(structure)  # though `matcher` still holds what has been compiled
+    monkeypatch.undo()
+    ab = runs.matcher(Structure("regex", "ab"))
+    ab.follow([ord("a")])
+    allowed = ab.allowed()
+    assert allowed is not None
+    assert np.flatnonzero(allowed).tolist() == [ord("b")]
+
+
 def test_an_output_that_can_neither_go_on_nor_end_is_told() -> None:
     """A vocabulary without the letter that comes next."""
     poor = Grammars(lambda: [b"a", b"b", b""], {2})

@@ -1,0 +1,94 @@
+"""Calls that may take minutes, each watched: the one who waits gives up on it, since nothing stops it.
+
+A grammar's matcher is a C++ library's, which lets other threads run meanwhile and cannot be interrupted. Its
+calls run in a thread of their own. One that has had its time of the processor is given up with its thread,
+which works on to its end and answers nobody.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+_LOOK_S = 0.05  # how often a call that takes its time is looked at
+_MOST_LOST = 4  # threads that have been given up and still work
+
+
+class TooSlow(Exception):
+    """A call has been given up."""
+
+
+class TooManyAtWork(Exception):
+    """No call is begun: too many that were given up still work."""
+
+
+class Watch:
+    """Owned by one thread, and whoever it calls for."""
+
+    def __init__(self) -> None:
+        self._thread: _Thread | None = None
+        self._lost: list[_Thread] = []
+
+    def run(self, work: Callable[[], bool], most_s: float) -> tuple[bool, float]:
+        """The answer and the processor's time that it took. Raises TooSlow past `most_s` of that time,
+        TooManyAtWork, and what `work` raises. Blocks meanwhile."""
+        self._lost = [thread for thread in self._lost if thread.is_alive()]
+        if len(self._lost) >= _MOST_LOST:
+            raise TooManyAtWork("grammars that were given up are still at work: try again later")
+        if self._thread is None:
+            self._thread = _Thread()
+            self._thread.start()
+        try:
+            return self._thread.answer(work, most_s)
+        except (TooSlow, KeyboardInterrupt):  # its answer would be taken for another call's
+            self._thread.end()
+            self._lost.append(self._thread)
+            self._thread = None
+            raise
+
+    def close(self) -> None:
+        """End the thread once its call has ended; does not wait for it."""
+        if self._thread is not None:
+            self._thread.end()
+            self._thread = None
+
+
+class _Thread(threading.Thread):
+    def __init__(self) -> None:
+        super().__init__(name="grammar-matcher", daemon=True)  # the process ends without it
+        self._work: queue.SimpleQueue[Callable[[], bool] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[bool, float] | Exception] = queue.SimpleQueue()
+        self._began_s = 0.0  # on the thread's own clock
+
+    def run(self) -> None:
+        while (work := self._work.get()) is not None:
+            self._answers.put(self._timed(work))
+            del work  # it holds the matcher
+
+    def answer(self, work: Callable[[], bool], most_s: float) -> tuple[bool, float]:
+        self._began_s = self._clock_s()
+        self._work.put(work)
+        while True:
+            try:
+                answer: Any = self._answers.get(timeout=_LOOK_S)
+            except queue.Empty:
+                if self._clock_s() - self._began_s > most_s:
+                    raise TooSlow(f"more than {most_s:g} s for one token") from None
+                continue
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    def end(self) -> None:
+        self._work.put(None)
+
+    def _timed(self, work: Callable[[], bool]) -> tuple[bool, float] | Exception:
+        try:
+            return work(), time.thread_time() - self._began_s
+        except Exception as error:  # whatever it is, the one who waits is told
+            return error
+
+    def _clock_s(self) -> float:
+        assert self.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
