@@ -1,13 +1,12 @@
 """node: what root sets up on a machine for its ordinary users."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from protocol.errors import InvalidInput
-from sandbox.helper_start import UNIT, run_helper
+from sandbox.helper_start import run_helper, unit
 
 app = typer.Typer(help="What root sets up on a machine for its ordinary users.", no_args_is_help=True)
 
@@ -23,22 +22,22 @@ def helper(
     place: Annotated[
         Path | None, typer.Option("--socket", help="Where it listens; only that user may connect.")
     ] = None,
-    unit: Annotated[
+    is_unit: Annotated[
         bool, typer.Option("--unit", help="Print a template for systemd instead: dockyard-helper@.service.")
     ] = False,
 ) -> None:
     """Run the helper that gives one user's sandboxes cgroups, ids and networks of their own. Needs root.
 
     Without it that user's sandboxes have no limits on memory and processor, one user id and no network. It is
-    some 400 lines that import nothing else (sandbox/privileged). Runs until SIGTERM or Ctrl-C; then, and when
-    the user's process ends, all that it has made is removed.
+    a few hundred lines that import nothing else (sandbox/privileged). Runs until SIGTERM or Ctrl-C; then, and
+    when the user's process ends, all that it has made is removed.
 
     Example: dockyard node helper --user alice
 
     Example: dockyard node helper --unit > /etc/systemd/system/dockyard-helper@.service
     """
-    if unit:
-        typer.echo(UNIT.format(program=Path(sys.argv[0]).resolve()), nl=False)
+    if is_unit:
+        typer.echo(unit(), nl=False)
         return
     if not user:
         raise InvalidInput("--user is missing", hint="such as --user alice")

@@ -70,7 +70,7 @@ class User:
         self, *, inside: Internet | None = None, ends_well: bool = True
     ) -> Iterator["subprocess.Popen[bytes]"]:
         """The helper runs meanwhile, in that network, and ends well unless it is said to be killed."""
-        words = helper_words(NOBODY, self.socket)
+        words = helper_words(str(NOBODY), self.socket)
         process = _in(inside, lambda: subprocess.Popen(words))
         with process:
             try:

@@ -7,8 +7,9 @@ import pytest
 
 from sandbox import helper_start
 from sandbox.errors import InvalidArgument, UnsupportedError
-from sandbox.helper_start import find_uid, first_foreign, helper_words
+from sandbox.helper_start import find_uid, helper_words
 from sandbox.places import helper_socket
+from sandbox.privileged.trust import first_foreign, first_foreign_below
 
 
 def test_a_user_is_a_name_or_a_number():
@@ -46,13 +47,51 @@ def test_what_others_could_change_is_not_run(tmp_path: Path):
     assert first_foreign([link]) is None
     own.chmod(0o1777)  # as /tmp: others may put files there, and not in the place of this one
     assert first_foreign([program]) is None
+    assert first_foreign([own / "absent.py"]) == own / "absent.py"
+    own.chmod(0o755)
+    assert first_foreign([own / "absent.py"]) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of root's are needed")
+def test_links_are_looked_at_and_not_only_where_they_lead_to(tmp_path: Path):
+    program = tmp_path / "program.py"
+    program.touch(mode=0o644)
+    theirs, own = tmp_path / "theirs", tmp_path / "own"
+    theirs.mkdir(mode=0o755)
+    own.mkdir(mode=0o755)
+    os.chown(theirs, 65534, 65534)
+    (theirs / "link").symlink_to(program)
+    assert first_foreign([theirs / "link"]) == theirs
+    (own / "link").symlink_to("../theirs/link")  # a way that goes by what another could change
+    assert first_foreign([own / "link"]) == theirs
+    (own / "here").symlink_to("../own")
+    assert first_foreign([own / "here" / ".." / "program.py"]) is None
+    (own / "round").symlink_to("round")
+    first_foreign([own / "round"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of root's are needed")
+def test_all_that_can_be_imported_is_looked_at(tmp_path: Path):
+    library = tmp_path / "library"
+    for folder in (library / "inner" / "__pycache__", library / "site-packages"):
+        folder.mkdir(parents=True)
+    assert first_foreign_below(library) is None
+    (library / "site-packages" / "x.pth").touch()
+    os.chown(library / "site-packages" / "x.pth", 65534, 65534)  # which -S leaves out
+    assert first_foreign_below(library) is None
+    compiled = library / "inner" / "__pycache__" / "module.pyc"
+    compiled.touch()
+    os.chown(compiled, 65534, 65534)
+    assert first_foreign_below(library) == compiled
 
 
 def test_its_interpreter_takes_nothing_from_its_surroundings():
-    words = helper_words(7, Path("/run/x.sock"))
+    words = helper_words("7", Path("/run/x.sock"))
     assert words[1:3] == ["-I", "-S"]
     assert not Path(words[0]).is_symlink()
-    assert words[4:6] == ["/run/x.sock", "7"]
+    assert words[4:] == ["7", "/run/x.sock"]
+    if os.geteuid() == 0:  # for others it is refused, as they could change what root would run
+        assert f"ExecStart={' '.join(words[:4])} %i\n" in helper_start.unit()
 
 
 def test_a_user_looks_where_it_listens(monkeypatch: pytest.MonkeyPatch):

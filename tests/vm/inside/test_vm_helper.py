@@ -48,7 +48,7 @@ print(json.dumps(seen))
 def helped(home):
     """The helper runs meanwhile; its socket."""
     place = home / "helper.sock"
-    with subprocess.Popen(helper_words(NOBODY, place)) as helper:
+    with subprocess.Popen(helper_words(str(NOBODY), place)) as helper:
         give_up = time.monotonic() + PATIENCE_S
         while not place.exists() and helper.poll() is None and time.monotonic() < give_up:
             time.sleep(0.05)
