@@ -153,17 +153,20 @@ class Engine:
         now_ns, loading = self._clock.now_ns(), len(self._loading.waiting)
         self._loading.advance(now_ns, idle=0 < loading == len(self._intake.sequences))
         plan = self._scheduler.schedule(now_ns)
-        begun = self._residence.carry_out(plan.orders)
-        self._stamp(begun, plan.chunks)
-        if not plan.chunks:
+        begun, chunks = self._residence.carry_out(plan.orders), plan.chunks
+        for sequence in self._residence.take_lost():
+            self._scheduler.start_again(sequence)
+            chunks = [chunk for chunk in chunks if chunk.sequence is not sequence]
+        self._stamp(begun, chunks)
+        if not chunks:
             return StepResult()
         try:
-            logits = self._run(plan.chunks)
+            logits = self._run(chunks)
         except StageInterrupted:
             return StepResult()
         finally:
             self._stepping = frozenset()
-        result = self._postprocessing.run(plan.chunks, logits, self._clock.now_ns())
+        result = self._postprocessing.run(chunks, logits, self._clock.now_ns())
         if self.events is not None:
             self.events.cut(time.time())
         return result

@@ -21,6 +21,7 @@ class Residence:
         self._weights, self.tiers = weights, tiers
         self._swapped: dict[Sequence, int] = {}  # bytes of host memory that are reserved for it
         self._swapped_bytes = 0
+        self._lost: list[Sequence] = []
 
     @property
     def swapped_bytes(self) -> int:
@@ -47,6 +48,11 @@ class Residence:
                 case ShowBlock(block=block, key=key):
                     self.keep([(block, key)])
         return begun
+
+    def take_lost(self) -> list[Sequence]:
+        """Those that were to be swapped out, and for which there was no memory."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def keep(self, blocks: list[tuple[int, bytes]]) -> None:
         """Blocks that have just become full."""
@@ -84,12 +90,11 @@ class Residence:
             self.tiers.keep_block(key, payload)
 
     def _swap_out(self, sequence: Sequence, held: Held) -> None:
-        """Without memory for it the sequence is computed again."""
         state = self._weights.state
         sequence.incoming = _copied(lambda: state.export(held))
         if sequence.incoming is None:
             self.tiers.free(self._weights.bytes_of(held))
-            sequence.num_incoming, sequence.passes = 0, ()
+            self._lost.append(sequence)
             return
         self._swapped[sequence] = sequence.incoming.nbytes
         self._swapped_bytes += sequence.incoming.nbytes

@@ -191,6 +191,14 @@ class Scheduler:
         self.running.append(child)
         return True
 
+    def start_again(self, sequence: Sequence) -> None:
+        """What was to be swapped out is lost: it is computed again, also where it came back at once."""
+        sequence.num_incoming = 0
+        if sequence in self.running:
+            self._preempt(sequence, swap=False)
+        sequence.passes = ()
+        self._counts.swapped -= 1
+
     def renew(self, model: str, version: str) -> None:
         """The weights have changed: nothing that is cached fits any more, and what runs is computed again."""
         for sequence in list(self.running):
@@ -279,8 +287,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its known prefix, blocks for all its tokens and a slot, and let it run."""
         lower = self._lower(sequence)
-        on_its_way = sequence.num_incoming > 0 and sequence.incoming is None  # to host memory, in this step
-        if on_its_way or (not self._slots and not lower):
+        if not self._slots and not lower:
             return False
         admission = plan_admission(sequence, self._root(sequence), self._pool, self._rules, self._kept)
         if not self._fits(admission) and not self._make_way(lower, admission):
@@ -321,7 +328,7 @@ class Scheduler:
             sequence.resumed = start.resumed
             sequence.chain = [key for key, _ in admission.known]
         self._orders.append(Begin(sequence, sequence.held(sequence.num_computed), admission.windows))
-        if sequence.num_incoming:
+        if sequence.incoming is not None:  # not while it is on its way to host memory, in this very step
             self._orders += [ShowBlock(block, key) for block, key in self._register(sequence)]
 
     def _count_start(self, sequence: Sequence, admission: Admission) -> None:

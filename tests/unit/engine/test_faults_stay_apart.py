@@ -158,6 +158,25 @@ def test_who_cannot_be_swapped_out_is_computed_again(
     assert engine.statistics().tiers.blocks.reserved_bytes == 0
 
 
+def test_who_comes_back_in_the_step_that_cannot_swap_it_out_is_computed_again(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [Request("low", PROMPTS["a"], DRAWN), Request("other", PROMPTS["b"], DRAWN)]
+    expected = finish(small_engine(tiny_model), requests)
+    engine = small_engine(tiny_model, preemption="swap", tiers={"host_bytes": 8 << 20})
+    monkeypatch.setattr(engine.state, "export", no_memory)
+    for request in requests:
+        engine.add(request)
+    found = {output.request_id: output.token_ids for output in engine.step().tokens}
+    engine._scheduler._preempt(engine._intake.sequences["low"])
+    while engine.has_work:
+        for output in engine.step().tokens:
+            found[output.request_id] += output.token_ids
+        engine.check_integrity()
+    assert found == expected
+    assert engine.statistics().scheduler.swapped == 0
+
+
 def test_a_hand_off_without_memory_ends_its_request_alone(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
