@@ -146,14 +146,26 @@ class Life:
         """Something is asked of the sandbox, which a paused one cannot do."""
         self.freezer.resume()
 
+    def pause(self) -> None:
+        """See `Freezer.pause`. Raises SandboxGone."""
+        with self._lasting():
+            self.freezer.pause()
+            if (gone := self.gone()) is not None:
+                self.freezer.release()
+                raise gone
+
     @contextmanager
     def held(self) -> Generator[None]:
         """Nothing in it runs for as long as the block does (see `Freezer.held`). Raises SandboxGone."""
+        with self._lasting(), self.freezer.held():
+            yield
+
+    @contextmanager
+    def _lasting(self) -> Generator[None]:
         if (gone := self.gone()) is not None:
             raise gone
         try:
-            with self.freezer.held():
-                yield
+            yield
         except (SandboxError, OSError):
             if (gone := self.gone()) is not None:  # which is why it failed
                 raise gone from None

@@ -1,14 +1,16 @@
 """Pausing a sandbox: the kernel's freezer (cgroup version 2) stops all of its processes where they are."""
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from protocol.clock import Clock
 from sandbox.errors import SandboxError, UnsupportedError
 
+_ENDED = frozenset({errno.ENOENT, errno.ENODEV})  # its group is gone, or goes while it is open
 _PATIENCE_S = 5.0  # a process deep in the kernel stops when it leaves it
 
 
@@ -75,8 +77,11 @@ class Freezer:
         with self._lock:
             if self._since_ns is None or self._group is None:
                 return
-            with suppress(FileNotFoundError):  # it has ended
+            try:
                 _write(self._group, "0")
+            except OSError as error:
+                if error.errno not in _ENDED:
+                    raise
             self._total_ns += self._clock.now_ns() - self._since_ns
             self._since_ns = None
         self._resumed()

@@ -257,9 +257,7 @@ class Sandbox:
 
         An owner that dies leaves a paused sandbox behind, which cannot notice: `sandbox.audit.sweep` ends it.
         """
-        if (gone := self._life.gone()) is not None:
-            raise gone
-        self._life.freezer.pause()
+        self._life.pause()
 
     def resume(self) -> None:
         """Lets a paused sandbox go on. Nothing happens to one that runs. Raises SandboxGone."""

@@ -32,6 +32,20 @@ def test_nothing_runs_while_it_is_paused(box):
     assert ticks(box) != before
 
 
+def test_one_that_is_killed_meanwhile_is_gone(box, monkeypatch: pytest.MonkeyPatch):
+    freezer = box._life.freezer
+    pause = freezer.pause
+
+    def killed_before() -> None:
+        box.kill()
+        pause()
+
+    monkeypatch.setattr(freezer, "pause", killed_before)
+    with pytest.raises(SandboxGone, match="killed"):
+        box.pause()
+    assert not box.is_paused
+
+
 def test_whatever_is_asked_of_it_ends_the_pause(box):
     command = box.commands.start("read -r line; echo $line", stdin=None)
     box.pause()
