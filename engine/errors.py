@@ -8,6 +8,7 @@ DockyardError
 │   │   ├── ContextExceeded a prompt, with what is to follow it, that has more tokens than the model positions
 │   │   ├── GrammarStuck    an output that its grammar lets neither go on nor end
 │   │   └── CompilingFailed a grammar for which time or memory was too short, at this moment
+│   ├── EngineClosed        an engine that has been closed, of which something is asked
 │   ├── BrokenHandoff       a KV hand-off of another version, model or checksum
 │   └── UnusableTier        a folder for KV that cannot be read or written
 ├── InvalidLogits           a row of the model that is no distribution: a fault of ours, not of its request
@@ -50,6 +51,9 @@ class GrammarStuck(InvalidRequest): ...
 
 
 class CompilingFailed(InvalidRequest): ...
+
+
+class EngineClosed(InvalidInput): ...
 
 
 class BrokenHandoff(InvalidInput): ...

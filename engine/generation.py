@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from engine.chat.text_stream import TextStream
 from engine.chat.tokenizer import ChatTokenizer
+from engine.errors import InvalidRequest
 from engine.request import Request
 from protocol.sampling import SamplingParams
 
@@ -13,12 +14,17 @@ if TYPE_CHECKING:
 
 
 def generate(
-    engine: "Engine", prompts: Seq[str | Seq[int]], sampling: SamplingParams, tokenizer: ChatTokenizer
+    engine: "Engine", prompts: str | Seq[str | Seq[int]], sampling: SamplingParams, tokenizer: ChatTokenizer
 ) -> list[str]:
     """`Engine.generate`."""
+    if engine.config.role != "both":
+        raise InvalidRequest(
+            f"an engine in role {engine.config.role} makes no texts by itself", parameter="role",
+            hint='make one with EngineConfig(role="both")',
+        )  # fmt: skip
     streams: dict[str, TextStream] = {}
     try:
-        for index, prompt in enumerate(prompts):
+        for index, prompt in enumerate(_several(prompts)):
             ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             request = Request(f"generate-{index}", tuple(ids), sampling)
             engine.add(request)
@@ -32,6 +38,18 @@ def generate(
             engine.abort(request_id)
         raise
     return [stream.text for stream in streams.values()]
+
+
+def _several(prompts: str | Seq[str | Seq[int]]) -> Seq[str | Seq[int]]:
+    """A lone text is one prompt, and not one for each of its letters."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if any(isinstance(each, int) for each in prompts):
+        raise InvalidRequest(
+            "prompts has token ids where a prompt is expected", parameter="prompts",
+            hint="write [[1, 2, 3]] for one prompt of ids",
+        )  # fmt: skip
+    return prompts
 
 
 def _take_step(engine: "Engine", streams: dict[str, TextStream]) -> None:

@@ -25,7 +25,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0  # 0 keeps all
     seed: int = 0  # sampling noise is a function of (seed, position) and of nothing else
-    stop: tuple[str, ...] = ()  # never part of the text, but with include_stop
+    stop: tuple[str, ...] = ()  # never part of the text, but with include_stop; a lone text is one of them
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     forced_ids: tuple[int, ...] = ()  # a replay: these are the tokens, computed but not chosen
@@ -39,3 +39,7 @@ class SamplingParams:
     logprobs: int = -1  # alternatives to tell of each token, beside its own; -1: tell nothing
     prompt_logprobs: int = -1  # the same of the prompt's tokens
     structure: Structure | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):  # else each of its letters would end the text
+            object.__setattr__(self, "stop", (self.stop,))
