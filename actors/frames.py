@@ -7,6 +7,7 @@ import msgspec
 
 from protocol.wire import MAX_FRAME_BYTES, Failed, FromEngine, ToEngine
 
+_TOLD_CHARS = 2000  # of an error that cannot be told as it is
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _from_engine = msgspec.msgpack.Decoder(list[FromEngine])
@@ -23,14 +24,18 @@ def pack_to_engine(message: ToEngine) -> bytes:
 def pack_from_engine(messages: Sequence[FromEngine]) -> bytes:
     """All of a step's messages for one client: in one frame, or in as many as their bytes take.
 
-    Instead of a message that fits in none its client is told so.
+    Instead of a message that fits in none, or cannot be written, its client is told so.
     """
-    body = _encoder.encode(messages)
-    if len(body) <= MAX_FRAME_BYTES:
-        return _frame(body)
-    if len(messages) == 1:
+    try:
+        body = _encoder.encode(messages)
+    except (ValueError, TypeError, OverflowError) as error:  # half a surrogate pair, say
+        fault = f"the message cannot be written: {error}"
+    else:
+        if len(body) <= MAX_FRAME_BYTES:
+            return _frame(body)
         fault = f"{len(body)} bytes in one message, more than {MAX_FRAME_BYTES}"
-        return _frame(_encoder.encode([Failed(messages[0].request_id, "internal", fault)]))
+    if len(messages) == 1:
+        return _frame(_encoder.encode([_instead_of(messages[0], fault)]))
     half = len(messages) // 2
     return pack_from_engine(messages[:half]) + pack_from_engine(messages[half:])
 
@@ -49,6 +54,22 @@ async def read_from_engine(reader: asyncio.StreamReader) -> list[FromEngine]:
         return _from_engine.decode(await _read(reader))
     except msgspec.DecodeError as error:
         raise BrokenFrame(str(error)) from error
+
+
+def _instead_of(message: FromEngine, fault: str) -> Failed:
+    """What ends the request all the same: with its own code and parameter where it has failed already."""
+    if not isinstance(message, Failed):
+        return Failed(message.request_id, "internal", _written(fault))
+    told = f"{message.message[:_TOLD_CHARS]} ({fault})"
+    return Failed(
+        message.request_id, message.code, _written(told), _written(message.parameter[:_TOLD_CHARS]),
+        message.retry_after_s,
+    )  # fmt: skip
+
+
+def _written(text: str) -> str:
+    """What has no UTF-8 as its escape."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _frame(body: bytes) -> bytes:

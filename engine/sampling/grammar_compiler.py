@@ -131,7 +131,7 @@ class GrammarCompiler:
 def refused(structure: Structure, cause: str, hint: str = "") -> InvalidRequest:
     """The error of a structure that cannot be compiled: its field, its kind, and why."""
     return InvalidRequest(
-        f"{structure.field}: the {structure.kind} cannot be compiled: {cause}",
+        f"{structure.field}: the {structure.kind} cannot be compiled: {_shown(cause)}",
         parameter=structure.field, hint=hint,
     )  # fmt: skip
 
@@ -139,6 +139,11 @@ def refused(structure: Structure, cause: str, hint: str = "") -> InvalidRequest:
 def _failed(structure: Structure, cause: str) -> CompilingFailed:
     error = refused(structure, cause, SIMPLER)
     return CompilingFailed(error.message, parameter=error.parameter, hint=error.hint)
+
+
+def _shown(cause: str) -> str:
+    """What has no UTF-8, and could reach no client, as its escape."""
+    return cause.encode(errors="backslashreplace").decode()
 
 
 def _cause(error: str) -> str:

@@ -117,7 +117,7 @@ class Grammars:
 
     def _compile(self, structure: Structure) -> Any:
         try:
-            size = len(structure.source.encode(errors="surrogatepass"))
+            size = len(_utf8(structure))
             if size > self._limits.source_bytes:
                 raise refused(structure, f"it has {size} bytes, more than {self._limits.source_bytes}")
             if structure.kind in ("json_schema", "structural_tag"):
@@ -158,6 +158,13 @@ class Grammars:
         while self._bytes > _MAX_CACHE_BYTES and len(self._compiled) > 1:
             _, dropped = self._compiled.popitem(last=False)
             self._bytes -= dropped.memory_size_bytes
+
+
+def _utf8(structure: Structure) -> bytes:
+    try:
+        return structure.source.encode()
+    except UnicodeEncodeError as error:
+        raise refused(structure, f"it has half a surrogate pair, which has no UTF-8: {error}") from error
 
 
 def _key(structure: Structure) -> _Key:

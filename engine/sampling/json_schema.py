@@ -33,8 +33,12 @@ def check_schema(structure: Structure) -> None:
     """Of a schema, or of all in a structural tag. Raises InvalidRequest that names place and keyword."""
     try:
         value: object = json.loads(structure.source)
+        json.dumps(value, ensure_ascii=False).encode()
         faults = _faults(value, "schema") if structure.kind == "json_schema" else _faults_in_tag(value)
         fault = next(faults, None)
+    except UnicodeEncodeError as error:  # from an escape; the source itself has been looked at
+        half = error.object[error.start]
+        raise refused(structure, f"it has half a surrogate pair, {half!r}, which has no UTF-8") from error
     except ValueError as error:
         raise refused(structure, f"it is not JSON: {error}") from error
     except RecursionError as error:

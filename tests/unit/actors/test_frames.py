@@ -4,12 +4,12 @@ import asyncio
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.frames import BrokenFrame, pack_from_engine, pack_to_engine, read_from_engine, read_to_engine
 from protocol.sampling import SamplingParams
-from protocol.wire import MAX_FRAME_BYTES, Abort, Failed, FromEngine, Hello, Submit
+from protocol.wire import MAX_FRAME_BYTES, Abort, Failed, FromEngine, Hello, Submit, Tokens
 
 MESSAGES = [Hello("gw-1"), Submit("gw-1/0", (1, 2, 3), SamplingParams(stop=("x",)), 5), Abort("gw-1/0")]
 
@@ -84,3 +84,24 @@ def test_a_step_s_messages_come_as_one_batch() -> None:
 
     batch = [Failed("gw-1/0", "lost", "a", "b"), Failed("gw-1/1", "invalid", "c")]
     assert asyncio.run(read()) == batch
+
+
+@given(bad=st.sampled_from(["half \ud800 a pair", "\udfff", "x" * MAX_FRAME_BYTES]), place=st.integers(0, 3))
+@settings(max_examples=12)
+def test_a_message_that_cannot_be_written_costs_itself_alone_and_ends_its_request(
+    bad: str, place: int
+) -> None:
+    good: list[FromEngine] = [Failed(f"gw-1/{n}", "lost", "as it is") for n in range(3)]
+    messages = [*good[:place], Failed("gw-1/bad", "invalid", bad, "tools\ud800", 2.0), *good[place:]]
+    found = [message for batch in asyncio.run(read_batches(pack_from_engine(messages))) for message in batch]
+    (failed,) = [message for message in found if message.request_id == "gw-1/bad"]
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.parameter, failed.retry_after_s) == ("invalid", "tools\\ud800", 2.0)
+    assert [message for message in found if message is not failed] == good
+
+
+def test_a_request_ends_whose_tokens_cannot_be_written() -> None:
+    tokens = Tokens("gw-1/0", 0, (2**70,), None, 0, 0, 0, 0, 0, 0)
+    ((failed,),) = asyncio.run(read_batches(pack_from_engine([tokens])))
+    assert isinstance(failed, Failed)
+    assert (failed.request_id, failed.code) == ("gw-1/0", "internal")
