@@ -17,5 +17,6 @@ class Download:
 
     def write_to(self, host_dir: Path) -> None:
         """Makes `host_dir`, which must not exist yet or be empty, and writes files and directories into it.
-        Links and what was skipped are left out. InvalidArgument when it holds something already."""
+        Links and what was skipped are left out. InvalidArgument when it holds something already or cannot
+        be written to, CapacityError when the disk is full."""
         write_tree(host_dir, self.directories, self.files)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path, PurePosixPath
 
+from sandbox.arguments import check_type
 from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, is_shortage
 
 _DEEP = 100  # levels: walking holds a descriptor for each
@@ -60,17 +61,26 @@ def _items(root: Path, max_bytes: int) -> Iterator[TreeItem]:
 
 def write_tree(root: Path, directories: Sequence[str], files: Mapping[str, bytes]) -> None:
     """Writes into `root`, which must be empty or absent. The names come from a sandbox and are not trusted:
-    one that would leave `root` raises InvalidArgument before anything is written."""
+    one that would leave `root` raises InvalidArgument before anything is written. So does what cannot be
+    written, such as a path that is too long for the host; CapacityError when the disk is full."""
+    check_type("host_dir", root, str, Path)
+    root = Path(root)
     for name in (*directories, *files):
         _check_name(name)
-    root.mkdir(parents=True, exist_ok=True)
-    if any(root.iterdir()):
-        raise InvalidArgument(f"host_dir={str(root)!r} is not empty", hint="name a new directory")
-    for name in directories:
-        (root / name).mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if any(root.iterdir()):
+            raise InvalidArgument(f"host_dir={str(root)!r} is not empty", hint="name a new directory")
+        for name in directories:
+            (root / name).mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(content)
+    except OSError as error:
+        words = f"host_dir={str(root)!r}: {error.filename!r:.200} cannot be written: {error.strerror}"
+        if is_shortage(error):
+            raise CapacityError(words, hint="make room, or name a directory elsewhere") from error
+        raise InvalidArgument(words, hint="name one that can be written, or with a shorter path") from error
 
 
 def remove_tree(root: Path) -> None:

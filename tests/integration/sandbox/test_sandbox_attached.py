@@ -98,6 +98,21 @@ def test_files_go_both_ways(box: AttachedSandbox):
     assert "\udcff" in {each.name for each in box.files.list()}
 
 
+def test_arguments_of_no_use_are_the_callers(box: AttachedSandbox):
+    for timeout_s in (-100, float("nan"), float("inf"), "x"):
+        with pytest.raises(InvalidArgument, match="timeout_s"):
+            box.commands.run("true", timeout_s=timeout_s)  # pyright: ignore
+    with pytest.raises(InvalidArgument, match="cmd"):
+        box.commands.run(5)  # pyright: ignore
+    with pytest.raises(InvalidArgument, match="max_bytes"):
+        box.files.read("a", max_bytes="1")  # pyright: ignore
+    with pytest.raises(InvalidArgument, match="data of 31457280 bytes"):
+        box.files.write("a", "€" * (10 << 20))
+    with pytest.raises(InvalidArgument, match="more than 32 MiB"):
+        box.commands.run("cat", stdin=b"x" * (30 << 20))
+    assert box.commands.run("echo alive").stdout == "alive\n"
+
+
 def test_it_is_timed_paused_and_ended(box: AttachedSandbox, other: Owner):
     assert box.set_timeout(900, idle_s=90).idle_s == 90
     if os.geteuid() == 0:

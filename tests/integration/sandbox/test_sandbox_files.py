@@ -215,6 +215,14 @@ def test_a_tree_that_is_too_deep_is_refused(box: Sandbox):
         box.files.download_dir(".")
 
 
+def test_a_tree_of_paths_that_are_too_long_is_refused(box: Sandbox):
+    """A command makes them; it is none of the caller's doing."""
+    script = "import os\nfor _ in range(20): os.mkdir('d' * 250); os.chdir('d' * 250)\nopen('a', 'w')"
+    box.commands.run(["python3", "-c", script])
+    with pytest.raises(UnsafePath, match="too deep"):
+        box.files.download_dir(".")
+
+
 @pytest.mark.parametrize("depth", [300, 5000])
 def test_a_tree_of_any_depth_is_removed(box: Sandbox, depth: int):
     script = f"import os\nfor _ in range({depth}): open('f', 'w').close(); os.mkdir('d'); os.chdir('d')"

@@ -113,6 +113,14 @@ def test_a_name_that_leads_out_writes_nothing_at_all(tmp_path: Path, name: str):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    "name", ["d" * 300, "/".join(["d" * 250] * 17), "a/b"], ids=["name", "path", "below a file"]
+)
+def test_what_the_host_cannot_have_is_said_of_the_directory(tmp_path: Path, name: str):
+    with pytest.raises(InvalidArgument, match=r"host_dir=.* cannot be written"):
+        write_tree(tmp_path / "new", [], {"a": b"", name: b"1"})
+
+
 def test_a_directory_with_something_in_it_is_refused(tmp_path: Path):
     (tmp_path / "link").symlink_to("/etc")
     with pytest.raises(InvalidArgument, match="not empty"):
