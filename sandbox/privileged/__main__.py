@@ -30,7 +30,8 @@ def main(user: str, place: str = "") -> None:
     os.environ["PATH"] = trust.PROGRAMS
     PLACE.mkdir(parents=True, exist_ok=True, mode=0o755)
     check()
-    from sandbox.privileged.server import Node  # checked by now
+    from sandbox.privileged.ranges import Ranges  # checked by now
+    from sandbox.privileged.server import Node
 
     uid = find_uid(user)
     lock(uid)
@@ -43,7 +44,7 @@ def main(user: str, place: str = "") -> None:
         listener.listen()
         draft.rename(at)  # where it is found only now, in the place of one that was killed
         try:
-            Node(listener, uid, str(OBJECT)).serve()
+            Node(listener, uid, str(OBJECT), Ranges(uid, PLACE / "ids")).serve()
         finally:
             at.unlink()
 

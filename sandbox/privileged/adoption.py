@@ -1,27 +1,16 @@
-"""Processes and namespaces that a user has made, known by descriptor, and the ids that they get."""
+"""Processes and namespaces that a user has made, known by descriptor."""
 
 import os
-import secrets
 import struct
 from fcntl import ioctl
 from pathlib import Path
 
-NUM_IDS = 65536  # of a sandbox
-_FIRST_ID, _LAST_ID = 0x70000000, 0xFFF00000  # above what owners who are root draw, and snapshots have
 _USER_OF, _PARENT_OF, _KIND_OF, _OWNER_OF = 0xB701, 0xB702, 0xB703, 0xB704  # ioctl_nsfs(2)
 _NEWNET = 0x40000000
 
 
 class Refused(Exception):
     """Ends a request, not the connection. Of a name (bad-record, foreign, not-yours, full) and words."""
-
-
-def draw_ids(taken: set[int]) -> int:
-    """The first of a range that is in no use here."""
-    first = _FIRST_ID
-    while first in taken or first == _FIRST_ID:
-        first = _FIRST_ID + NUM_IDS * secrets.randbelow((_LAST_ID - _FIRST_ID) // NUM_IDS)
-    return first
 
 
 def checked_pid(process: int, uid: int) -> int:

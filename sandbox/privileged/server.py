@@ -12,6 +12,7 @@ from sandbox.privileged import adoption, denials, groups
 from sandbox.privileged.addresses import Addresses
 from sandbox.privileged.adoption import Refused
 from sandbox.privileged.networks import Programs, remove_link
+from sandbox.privileged.ranges import NUM_IDS, Ranges
 
 _MOST_CALLERS, _MOST_SANDBOXES, _MOST_BYTES, _ATTEMPTS = 8, 4096, 512, 2000
 _NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL | socket.MSG_CMSG_CLOEXEC
@@ -89,10 +90,11 @@ class Caller:
 
     def _adopt(self, sandbox: str, process: int) -> _Answer:
         adoption.checked_pid(process, self._uid)
-        first = adoption.draw_ids({each for caller in self._node.callers for each in caller.ids.values()})
-        for kind, own in (("uid_map", self._uid), ("gid_map", self._gid)):  # inside, the user is 0
-            groups.write(Path(f"/proc/self/fd/{process}", kind), f"0 {own} 1\n1 {first} {adoption.NUM_IDS}\n")
+        if (first := self._node.ranges.draw()) is None:
+            raise Refused("full", "no range of ids is left for this user, or on this machine")
         self.ids[sandbox] = first
+        for kind, own in (("uid_map", self._uid), ("gid_map", self._gid)):  # inside, the user is 0
+            groups.write(Path(f"/proc/self/fd/{process}", kind), f"0 {own} 1\n1 {first} {NUM_IDS}\n")
         return {"first": first}, []
 
     def _join(self, sandbox: str, process: int) -> _Answer:
@@ -120,17 +122,20 @@ class Caller:
     def _release(self, sandbox: str) -> _Answer:
         if sandbox in self._links:
             remove_link(self._links.pop(sandbox))
-        return {"first": self.ids.pop(sandbox, 0)}, []
+        if (first := self.ids.pop(sandbox, None)) is not None:
+            self._node.ranges.give_back([first])
+        return {"first": first}, []
 
 
 class Node:
     """All connections of one user."""
 
-    def __init__(self, listener: socket.socket, uid: int, file: str) -> None:
+    def __init__(self, listener: socket.socket, uid: int, file: str, ranges: Ranges) -> None:
         self._listener, self.uid, self.file, self._addresses = listener, uid, file, Addresses()
         self.denials = denials.entries(self._addresses.current())
         self.tops = groups.find_tops(Path("/proc/mounts").read_text())
         self.callers: list[Caller] = []
+        self.ranges, self._resting = ranges, list[int]()
         # What a helper that was killed has left: nobody knows any more whose ids are in use.
         self._doomed = [place for top in self.tops for place in top.glob(f"u{uid}x*")]
 
@@ -168,11 +173,15 @@ class Node:
 
     def _bury(self) -> bool:
         self._doomed = [place for place in self._doomed if groups.bury(place)]
+        if not self._doomed:
+            self.ranges.give_back(self._resting)
+            self._resting = []
         return bool(self._doomed)
 
     def _end(self, caller: Caller) -> None:
         self.callers.remove(caller)
         places = caller.end()
+        self._resting += caller.ids.values()  # until those who may be in them have ended
         if caller.state and all(each.state != caller.state for each in self.callers):
             places = [top / caller.state for top in self.tops]
         self._doomed += places

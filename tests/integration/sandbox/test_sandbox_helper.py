@@ -97,7 +97,7 @@ def test_an_ordinary_users_sandbox_has_limits_and_ids_of_its_own(user: User, sub
         inside = ["0", "1", "65536"] if substrate == "container" else ["0", "0", "1"]
         assert seen["ids"] == [*inside, *inside]
         first = int(seen["outside"][0])
-        assert first >= 0x70000000
+        assert first >= 0x80000000
         assert seen["outside"] == [str(first), str(first)]
         assert len(seen["cgroups"]) >= 4
         assert seen["memory"] == ["oom", ["memory"]]
@@ -383,7 +383,7 @@ def test_only_a_users_own_namespaces_get_ids_and_only_once(user: User):
             assert seen["twice"] == "full"
             assert seen["map"][:3] == ["0", str(NOBODY), "1"]
             assert seen["map"][3] == "1"
-            assert int(seen["map"][4]) >= 0x70000000
+            assert int(seen["map"][4]) >= 0x80000000
             assert seen["map"][5] == "65536"
             assert seen["groups"] == 1  # of version 2; a user joins the others by himself
             assert seen["gone"] in ("failed", "not-yours")

@@ -75,7 +75,7 @@ def test_an_ordinary_user_has_limits_of_version_2(substrate):
         assert done.returncode == 0, done.stderr
         seen = json.loads(done.stdout)
         assert seen["degraded"] == []
-        assert seen["uid"] >= 0x70000000
+        assert seen["uid"] >= 0x80000000
         assert seen["limits"] == [str(64 << 20), "24", "100000 100000"]
         assert (seen["eater"], seen["forks"], seen["after"]) == ("oom", "11", "on")
         assert list(Path("/sys/fs/cgroup/dockyard").glob(f"u{NOBODY}x*")) == []
