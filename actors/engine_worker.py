@@ -164,8 +164,11 @@ class EngineWorker:
         In the engine's thread, between two steps: through `call`.
         """
         self.engine.check_integrity()
-        left = self._owned.keys() - self.engine.requests - set(self._compiling)
-        assert not left, f"a client waits for {min(left)}, which is not here"
+        here, compiling = self.engine.outputs, set(self._compiling)
+        owned = {name: count for name, count in self._owned.items() if name in here or name not in compiling}
+        for name, _ in here.items() ^ owned.items():
+            told = f"a client waits for {owned.get(name, 0)} outputs of {name}, {here.get(name, 0)} are here"
+            raise AssertionError(told)
 
     def set_pace(self, factor: float) -> None:
         """Stretch every step to `factor` times its length: 2.0 halves the speed. For experiments.

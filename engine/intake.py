@@ -45,6 +45,14 @@ class Intake:
         return frozenset(self._by_request)
 
     @property
+    def outputs(self) -> dict[str, int]:
+        """How many of each request are here, or come once its prompt is computed."""
+        return {
+            request_id: len(outputs) + sum(sequence.num_promised for sequence in outputs.values())
+            for request_id, outputs in self._by_request.items()
+        }
+
+    @property
     def num_waiting(self) -> int:
         """Outputs in the queue, or on their way to it."""
         return len(self._scheduler.waiting) + len(self._loading.waiting) + self._num_promised

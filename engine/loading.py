@@ -67,6 +67,8 @@ class Loading:
 
     def check_integrity(self) -> None:
         assert self._pinned.keys() <= set(self._scheduler.waiting), "something is pinned for nobody"
+        owned = {*self.waiting.values(), *self._pinned.values()}
+        assert owned == self._tiers.prefetches, "a prefetch, or what it pins, is nobody's"
         assert self._unasked <= self.waiting.keys(), "one that waits for nothing waits for the disk"
         assert self._sequences == {p: s for s, p in self.waiting.items()}, "a prefetch is nobody's"
 

@@ -1,7 +1,7 @@
 """Where the KV of sequences is: carries it between device, host and disk, as the scheduler has decided."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from engine.cache.host_memory import is_out_of_memory
 from engine.cache.tiers import Tiers
@@ -78,7 +78,12 @@ class Residence:
         self.tiers.free(self._swapped.pop(sequence, 0))
         sequence.incoming, sequence.num_incoming = None, 0
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, waiting: Container[Sequence]) -> None:
+        """Room is reserved for those alone that wait with the state that it holds; raises AssertionError."""
+        for sequence, num_bytes in self._swapped.items():
+            held = 0 if sequence.incoming is None else sequence.incoming.nbytes
+            found = num_bytes if sequence in waiting else 0
+            assert found == held > 0, f"room is reserved for {sequence.id}, which left"
         self.tiers.check_integrity(sum(self._swapped.values()))
 
     def _keep_block(self, block: int, key: bytes) -> None:

@@ -147,6 +147,11 @@ class Tiers:
             return None
         return found
 
+    @property
+    def prefetches(self) -> frozenset[Prefetch]:
+        """Those that have not been ended."""
+        return frozenset(self._prefetches)
+
     def take_done(self) -> list[Prefetch]:
         """Those that have come since it was last asked; some may have been ended meanwhile."""
         found: list[Prefetch] = []

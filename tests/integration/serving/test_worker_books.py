@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 from tiny_gguf import byte_ids
 
 from actors.engine_worker import EngineWorker
 from engine.config import EngineConfig
+from engine.request import Request
 from protocol.sampling import SamplingParams, Structure
 from protocol.wire import Abort, Submit
 
@@ -30,5 +32,32 @@ def test_what_waits_for_its_grammar_is_in_the_books(
             worker.call(worker.check_integrity)
         worker.call(worker.check_integrity)
         assert worker.call(lambda: worker.engine.statistics().pool.held) == 0
+    finally:
+        worker.stop()
+
+
+@pytest.mark.parametrize("leak", ["a request", "an output", "a client"])
+def test_the_books_tell_on_what_runs_for_nobody_and_on_who_waits_for_nothing(
+    tiny_model: Path, tmp_path: Path, cpu_library: Path, leak: str
+) -> None:
+    config = EngineConfig(model=str(tiny_model), threads=1, kv_cache_bytes=8 << 20)
+    worker = EngineWorker(config, tmp_path / "w.sock")
+    worker.start()
+
+    def spoil() -> None:
+        worker.engine.add(Request("c/one", PROMPT, SamplingParams(max_tokens=4, ignore_eos=True), choices=2))
+        worker._owned["c/one"] = 2
+        worker.check_integrity()
+        if leak == "a request":
+            del worker._owned["c/one"]
+        elif leak == "an output":
+            worker._owned["c/one"] = 1
+        else:
+            worker.engine.abort("c/one")
+        with pytest.raises(AssertionError, match="outputs of c/one"):
+            worker.check_integrity()
+
+    try:
+        worker.call(spoil)
     finally:
         worker.stop()
