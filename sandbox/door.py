@@ -4,17 +4,21 @@ The owner alone holds its sandboxes' control sockets. One socket and one thread 
 all others, and a thread more serves each that has come. It is an abstract Unix socket, so nothing of it lies
 in a file system or is left by a process that is killed. The kernel vouches for both ends: the owner answers
 root and its own user, and whoever asks makes sure that it has the process of the journal before it, not one
-that has taken its name. One request a connection, a line of JSON each way.
+that has taken its name. An owner whose name is taken goes by another, which is found among its descriptors.
+One request a connection, a line of JSON each way.
 """
 
+import errno
 import json
 import os
+import secrets
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from sandbox.errors import (
@@ -32,6 +36,7 @@ _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 PATIENCE_S = 10.0  # a kill may take as long as the kernel holds on to a cgroup
 _REQUEST_PATIENCE_S = 2.0  # for a request, so that nobody keeps others waiting
 _MAX_REQUEST_BYTES, _MAX_ANSWER_BYTES = 1 << 25, 1 << 26
+_INODE_AT, _NAME_AT = 6, 7  # words of a line of /proc/net/unix
 _BACKLOG, _AGAIN_S, _MOST_AT_ONCE = 64, 0.1, 128
 _TOO_LARGE = InvalidArgument(
     f"the answer has more than {_MAX_ANSWER_BYTES >> 20} MiB", hint="ask for less, or in the owner's process"
@@ -61,7 +66,7 @@ class Door:
             with suppress(OSError, RuntimeError):
                 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 try:
-                    listener.bind(_name(owner))
+                    _take_name(listener, owner)
                     listener.listen(_BACKLOG)
                     thread = threading.Thread(
                         target=self._serve, args=(listener,), name="dockyard-door", daemon=True
@@ -152,29 +157,72 @@ def ask(owner: ProcessKey, request: Request, patience_s: float = PATIENCE_S) -> 
     if len(packed := _packed(request)) > _MAX_REQUEST_BYTES:
         most = _MAX_REQUEST_BYTES >> 20
         raise InvalidArgument(f"what is asked takes more than {most} MiB", hint="ask in the owner's process")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        close_in_children(connection)
-        connection.settimeout(patience_s)
-        try:
-            connection.connect(_name(owner))
-            if _peer(connection)[0] != owner.pid:
-                raise ConnectionRefusedError(f"process {_peer(connection)[0]} answers in its place")
+    try:
+        with _connected(owner, patience_s) as connection:
             with suppress(BrokenPipeError):  # the answer may have come before it
                 connection.sendall(packed)
             answer: dict[str, Any] = json.loads(_receive(connection, _MAX_ANSWER_BYTES))
-        except (OSError, ValueError) as error:
-            raise UnsupportedError(
-                f"process {owner.pid}, which owns the sandbox, does not answer: "
-                f"{str(error) or type(error).__name__}",
-                hint="ask in that process, or end it: its sandboxes end with it",
-            ) from error
+    except (OSError, ValueError) as error:
+        why = str(error) or type(error).__name__
+        raise UnsupportedError(
+            f"process {owner.pid}, which owns the sandbox, does not answer: {why}",
+            hint="ask in that process, or end it: its sandboxes end with it",
+        ) from error
     if "error" in answer:
         raise error_of(answer["error"])
     return answer.get("ok")
 
 
+def _connected(owner: ProcessKey, patience_s: float) -> socket.socket:
+    """To the owner itself. OSError where it is not to be found."""
+    try:
+        return _connected_to(_name(owner), owner, patience_s)
+    except OSError:
+        for name in _other_names(owner):
+            return _connected_to(name, owner, patience_s)
+        raise
+
+
+def _connected_to(name: str, owner: ProcessKey, patience_s: float) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        close_in_children(connection)
+        connection.settimeout(patience_s)
+        connection.connect(name)
+        if (pid := _peer(connection)[0]) != owner.pid:
+            raise ConnectionRefusedError(f"process {pid} answers in its place")
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
 def _name(owner: ProcessKey) -> str:
     return f"\0dockyard-{owner.pid}-{owner.start_ticks}"
+
+
+def _take_name(listener: socket.socket, owner: ProcessKey) -> None:
+    """Whoever may run here may have taken it: then one that nobody can foretell."""
+    try:
+        listener.bind(_name(owner))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        listener.bind(f"{_name(owner)}-{secrets.token_hex(16)}")
+
+
+def _other_names(owner: ProcessKey) -> Iterator[str]:
+    """Of sockets that the owner itself holds, whoever has its first name. None where it may not be looked
+    into, as another user's."""
+    first, held = "@" + _name(owner)[1:] + "-", set[str]()
+    with suppress(OSError):
+        for fd in Path(f"/proc/{owner.pid}/fd").iterdir():
+            with suppress(OSError):  # it has been closed
+                held.add(str(fd.readlink()))
+    for words in map(str.split, Path("/proc/net/unix").read_text(errors="replace").splitlines()):
+        name = words[_NAME_AT] if len(words) > _NAME_AT else ""
+        if name.startswith(first) and f"socket:[{words[_INODE_AT]}]" in held:
+            yield "\0" + name[1:]
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
