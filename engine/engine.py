@@ -16,6 +16,7 @@ from engine.cache.tiers import Tiers
 from engine.chat.tokenizer import ChatTokenizer
 from engine.chunk_rows import rows_of
 from engine.config import EngineConfig
+from engine.errors import EngineClosed
 from engine.generation import generate
 from engine.handoff import Handoff
 from engine.intake import Intake
@@ -73,6 +74,7 @@ class Engine:
             scheduler=self._scheduler, residence=self._residence, intake=self._intake,
         )  # fmt: skip
         self._steps = self._rows = 0
+        self._closed = False
         self._stepping: frozenset[str] = frozenset()  # requests of the step that runs
 
     @property
@@ -112,10 +114,12 @@ class Engine:
 
         Each of its outputs takes a place of the queue, though all but one come when the prompt is computed.
         """
+        self._check_open()
         self._intake.add(request, arrived_ns or self._clock.now_ns())
 
     def adopt(self, handoff: Handoff) -> None:
         """Queue what a prefill worker has begun. Raises BrokenHandoff, InvalidRequest, Overloaded."""
+        self._check_open()
         self._intake.adopt(handoff)
 
     def abort(self, request_id: str, choice: int | None = None) -> bool:
@@ -128,6 +132,7 @@ class Engine:
         Its outputs count on from there. `sampling`: its own, or the other's. Raises InvalidRequest, and
         Overloaded where it would have to wait in a full queue.
         """
+        self._check_open()
         self._intake.fork(request_id, fork_id, sampling)
 
     def update_weights(self, version: str, model: str | None = None, digest: str = "") -> None:
@@ -143,6 +148,7 @@ class Engine:
         Raises UnknownModel, BrokenModelFile, InvalidRequest, whatever a lack of memory raises; then all stays
         as it was.
         """
+        self._check_open()
         version = self._weights.renew(version, model, digest)
         for sequence in self._intake.sequences.values():
             self._residence.leave(sequence)
@@ -155,6 +161,7 @@ class Engine:
 
         Behind `interrupt` it has no result, and its rows run in a later step.
         """
+        self._check_open()
         now_ns, loading = self._clock.now_ns(), len(self._loading.waiting)
         self._loading.advance(now_ns, idle=0 < loading == len(self._intake.sequences))
         plan = self._scheduler.schedule(now_ns)
@@ -199,11 +206,12 @@ class Engine:
 
     def generate(
         self,
-        prompts: Seq[str | Seq[int]],
+        prompts: str | Seq[str | Seq[int]],
         sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
         tokenizer: ChatTokenizer | None = None,
     ) -> list[str]:
-        """Texts for prompts, batched. Blocks until all have ended. Only in role `both`.
+        """Texts for prompts, batched; a lone text is one of them. Blocks until all have ended. Only in role
+        `both`.
 
         A prompt is encoded as it is: an opening token that servers put before texts is the caller's.
         Raises InvalidRequest, Overloaded, GrammarStuck; then none of the prompts stays in the engine.
@@ -228,10 +236,18 @@ class Engine:
 
     def close(self) -> None:
         """End what the engine has started beside itself: threads of the model and the disk, the grammars'
-        process. Blocks until what is to be kept on disk is there."""
+        process. Blocks until what is to be kept on disk is there. What is asked of it afterwards raises
+        EngineClosed; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         self._residence.tiers.close()
         self.sampler.close()
         self._weights.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("the engine has been closed", hint="make another one")
 
     def _watch(self, medium: Medium) -> TierEvents | None:
         """Tells of a tier's blocks."""
