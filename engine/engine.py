@@ -211,11 +211,12 @@ class Engine:
         tokenizer: ChatTokenizer | None = None,
     ) -> list[str]:
         """Texts for prompts, batched; a lone text is one of them. Blocks until all have ended. Only in role
-        `both`.
+        `both`, and without other requests, whose tokens it would take.
 
         A prompt is encoded as it is: an opening token that servers put before texts is the caller's.
         Raises InvalidRequest, Overloaded, GrammarStuck; then none of the prompts stays in the engine.
         """
+        self._check_open()
         return generate(self, prompts, sampling, tokenizer or self.model.tokenizer())
 
     def statistics(self) -> EngineStatistics:

@@ -22,6 +22,11 @@ def generate(
             f"an engine in role {engine.config.role} makes no texts by itself", parameter="role",
             hint='make one with EngineConfig(role="both")',
         )  # fmt: skip
+    if engine.has_work:
+        raise InvalidRequest(
+            f"{len(engine.requests)} other requests are here, and their tokens would be lost",
+            parameter="prompts", hint="step until has_work is false, or add requests and step by yourself",
+        )  # fmt: skip
     streams: dict[str, TextStream] = {}
     try:
         for index, prompt in enumerate(_several(prompts)):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from engine_runs import small_engine
+from engine_runs import finish, small_engine
 from tiny_gguf import byte_ids
 
 from engine import Engine, Request, SamplingParams
@@ -58,3 +58,17 @@ def test_a_closed_engine_does_nothing_more(engine: Engine) -> None:
     ):
         with pytest.raises(EngineClosed, match="has been closed"):
             ask()
+
+
+def test_generate_beside_other_requests_is_refused_and_leaves_them_whole(
+    tiny_model: Path, cpu_library: Path
+) -> None:
+    other = Request("x", (5, 6, 7), SamplingParams(max_tokens=6, ignore_eos=True))
+    expected = finish(small_engine(tiny_model), [other])
+    engine = small_engine(tiny_model)
+    engine.add(other)
+    with pytest.raises(InvalidRequest, match="1 other requests are here") as refused:
+        engine.generate(["hello"])
+    assert refused.value.parameter == "prompts"
+    assert finish(engine) == expected
+    assert len(engine.generate(["hello"], SamplingParams(max_tokens=2))) == 1
