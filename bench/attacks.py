@@ -7,6 +7,7 @@ and of cases that came out otherwise than expected; the target is none. `--quick
 something is left over.
 
 A case whose control succeeded is shown: the attempt was a real one. Without a control it counts as not shown.
+A substrate whose programs this host does not have is "not here"; one that is here and does not work fails.
 """
 
 import argparse
@@ -23,12 +24,14 @@ from typing import Any
 from bench.attack_cases import ABSENT, CASES
 from bench.attack_cases.arena import Arena
 from bench.attack_cases.model import SUBSTRATES, Case, Substrate
-from bench.attack_cases.trial import FAULTS, Finding, not_tried, run_case
+from bench.attack_cases.trial import FAULTS, Finding, Outcome, not_tried, run_case
 from bench.common import progress
 from protocol.errors import DockyardError
 from sandbox.audit import check_integrity
+from sandbox.errors import UnsupportedError
 from sandbox.host_tree import remove_tree
 from sandbox.places import default_state_dir, default_toolkit
+from sandbox.substrates import find_substrate
 
 _COLUMNS = ("case", "substrate", "outcome", "mechanism", "control")
 
@@ -37,13 +40,20 @@ def run_all(cases: Sequence[Case], state_dir: Path, toolkit: Path) -> Iterator[F
     """One substrate after the other; minutes."""
     for substrate in SUBSTRATES:
         chosen = [case for case in cases if substrate in case.on]
+        if lacking := _lacking(substrate):
+            yield from (_untried(case, substrate, "not here", lacking) for case in chosen)
+            continue
+        num_tried = 0
         try:
             with Arena(substrate, state_dir=state_dir, toolkit=toolkit) as arena:
                 for case in chosen:
                     progress(f"· {case.key} on {substrate}")
                     yield run_case(case, arena)
-        except DockyardError as error:
-            yield from (_not_possible(case, substrate, str(error)) for case in chosen)
+                    num_tried += 1
+        except DockyardError as error:  # it is here, and broken
+            if num_tried == len(chosen):
+                raise
+            yield from (_untried(case, substrate, "failed", str(error)) for case in chosen[num_tried:])
 
 
 def report(findings: Sequence[Finding], leftovers: Sequence[str]) -> dict[str, Any]:
@@ -107,9 +117,18 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if found["met"] else 1
 
 
-def _not_possible(case: Case, substrate: Substrate, reason: str) -> Finding:
+def _lacking(substrate: Substrate) -> str:
+    """What this host, as `dockyard doctor` says too, does not have of what a substrate needs."""
+    try:
+        find_substrate(substrate).check(privileged=os.geteuid() == 0, runtime=None)
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
+def _untried(case: Case, substrate: Substrate, outcome: Outcome, reason: str) -> Finding:
     control = "no control: not tried"
-    return Finding(case.key, case.title, substrate, "not here", reason, case.mechanism, control, shown=False)
+    return Finding(case.key, case.title, substrate, outcome, reason, case.mechanism, control, shown=False)
 
 
 if __name__ == "__main__":
