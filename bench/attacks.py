@@ -25,7 +25,7 @@ from bench.attack_cases import ABSENT, CASES
 from bench.attack_cases.arena import Arena
 from bench.attack_cases.model import SUBSTRATES, Case, Substrate
 from bench.attack_cases.trial import FAULTS, Finding, Outcome, not_tried, run_case
-from bench.common import progress
+from bench.common import progress, run
 from protocol.errors import DockyardError
 from sandbox.audit import check_integrity
 from sandbox.errors import UnsupportedError
@@ -132,4 +132,4 @@ def _untried(case: Case, substrate: Substrate, outcome: Outcome, reason: str) ->
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(main)

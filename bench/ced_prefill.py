@@ -14,7 +14,6 @@ That both runs leave the same global entries is checked in every pair: the targe
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -91,9 +90,8 @@ class Verdict(common.Comparison):
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, and return 1 where the target was missed."""
     own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--model", nargs="+", default=[], dest="models")
-    chosen, rest = own.parse_known_args(arguments)
-    options = common.parse("ced_prefill", __doc__, rest)
+    own.add_argument("--model", nargs="+", default=[], dest="models", help="folders of weights, too")
+    chosen, options = common.parse_own("ced_prefill", __doc__, arguments, own)
     surroundings = common.Surroundings(("torch", "numpy"))
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
@@ -239,4 +237,4 @@ def describe(length: Length) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    common.run(main)

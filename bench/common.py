@@ -8,20 +8,27 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from bench import neighbours
+from sandbox.places import default_state_dir, default_toolkit
 
 MAX_PRESSURE = 20.0  # percent of the last ten seconds in which some thread waited for a core
 MAX_OTHERS = 0.10  # of all cores
 CALM_S = 30.0  # is waited for
+ONE_STOP_S = 5.0  # a terminal, and whoever has started the bench, may both say it
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 _PRESSURE = Path("/proc/pressure/cpu")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -96,17 +103,70 @@ class Surroundings:
         }
 
 
+def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
+    """A bench as a program. SIGTERM ends it as Ctrl-C does: one line says so, what it has made is removed."""
+    stop = _Stop()
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as of a job in the background
+            signal.signal(number, stop)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(128 + stop.number)
+
+
+class _Stop:
+    """Of a process's main thread."""
+
+    def __init__(self) -> None:
+        self.number, self._at_s = signal.SIGINT, -ONE_STOP_S
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if now_s - self._at_s < ONE_STOP_S:
+            return  # the same again, while things are removed
+        self.number, self._at_s = signal.Signals(number), now_s
+        # Not by `sys.stderr`, in the middle of a write of which it may have come.
+        os.write(2, f"\n{self.number.name}: the bench ends, and removes what it has made\n".encode())
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def temporary_home() -> Generator[None]:
+    """What sandboxes of the block keep by default (snapshots, the audit log) is in a folder of their own on
+    the disk, which goes at its end. The toolkit is the one that set-up has made."""
+    toolkit, before = default_toolkit(default_state_dir()), os.environ.get("DOCKYARD_HOME")
+    with tempfile.TemporaryDirectory(prefix="dockyard-bench-", dir="/var/tmp") as folder:
+        Path(folder, toolkit.name).symlink_to(toolkit)
+        os.environ["DOCKYARD_HOME"] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["DOCKYARD_HOME"]
+            else:
+                os.environ["DOCKYARD_HOME"] = before
+
+
 def parse(name: str, description: str | None, arguments: Sequence[str] | None = None) -> Options:
     """The two options that every bench has. Exits with code 2 on others."""
+    return parse_own(name, description, arguments, argparse.ArgumentParser(add_help=False))[1]
+
+
+def parse_own(
+    name: str, description: str | None, arguments: Sequence[str] | None, own: argparse.ArgumentParser
+) -> tuple[argparse.Namespace, Options]:
+    """Those of `own`, which `--help` shows too, and the two that every bench has."""
     parser = argparse.ArgumentParser(
         prog=f"python -m bench.{name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[own],
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--quick", action="store_true", help="the same measurement, smaller: two minutes")
-    options = parser.parse_args(arguments)
-    return Options(options.json, options.quick)
+    found = parser.parse_args(arguments)
+    return found, Options(found.json, found.quick)
 
 
 def report(found: Comparison, surroundings: Surroundings, detail: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import random
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from typing import Any
 
 import networkx
 
+from bench import common
 from protocol.events import Edge, Interval, IntervalKind
 from teams.dag import Dag
 from teams.events import EventLog
@@ -253,4 +253,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    common.run(main)

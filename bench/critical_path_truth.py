@@ -15,7 +15,6 @@ else each tool that runs beside a model call slows it, and the model's time repe
 """
 
 import asyncio
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -243,4 +242,4 @@ def claims_of(measured: Mapping[str, Measured]) -> dict[str, bool]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    common.run(main)

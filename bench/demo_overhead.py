@@ -14,7 +14,6 @@ so small that the overhead weighs most; the full form replays the shipped record
 
 import asyncio
 import math
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -160,4 +159,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    common.run(main)

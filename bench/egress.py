@@ -319,4 +319,4 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    common.run(main)

@@ -11,17 +11,17 @@ what Python has allocated and not given back (tracemalloc).
 
 import gc
 import random
-import sys
 import tempfile
 import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from bench import resident_memory
-from bench.common import Options, Surroundings, finish, parse, progress
+from bench.common import Options, Surroundings, finish, parse, progress, run
 from engine import Engine, EngineConfig, Request, SamplingParams
 from engine.errors import InvalidRequest, Overloaded
 from engine.model.base import Model
@@ -187,10 +187,9 @@ def soak(model: Model, count: int) -> Soak:
             "max_waiting": 120, "token_budget": 128, "preemption": "swap", "starvation_s": 0.2,
             "tiers": tiers,
         })  # fmt: skip
-        engine = Engine(config, model=model)
-        found = Soak(engine)
-        found.run(count)
-        engine.close()
+        with closing(Engine(config, model=model)) as engine:
+            found = Soak(engine)
+            found.run(count)
         return found
 
 
@@ -234,4 +233,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -321,4 +321,4 @@ def _read_bytes() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    common.run(main)

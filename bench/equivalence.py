@@ -11,12 +11,12 @@ counters must notice.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
-from bench.common import Options, Surroundings, finish, parse, progress
+from bench.common import Options, Surroundings, finish, parse_own, progress, run
 from bench.equivalence_cells.detours import Seen, try_detours
 from bench.equivalence_cells.faults import Tried, try_faults
 from bench.equivalence_cells.matrix import ALL_CELLS, Verdict, judge
@@ -57,9 +57,8 @@ def measure(options: Options, only: Sequence[str] = ()) -> dict[str, Any]:
         if only and name not in only:
             continue
         subject = subject_of(name, (_QUICK if options.quick else _FULL)[name], replay=replay)
-        found += verdicts(subject)
-        subject.close()
-        subject.model.close()
+        with closing(subject.model), closing(subject):
+            found += verdicts(subject)
     faults: list[Tried] = []
     for fault in try_faults():
         progress(f"fault {fault.fault}: {fault.cell} is {'red' if fault.red else 'STILL GREEN'}")
@@ -85,11 +84,11 @@ def measure(options: Options, only: Sequence[str] = ()) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--only", nargs="+", default=[], choices=sorted({name for name, _ in SUBJECTS}))
-    chosen, rest = own.parse_known_args(arguments)
-    options = parse("equivalence", __doc__, rest)
+    names = sorted({name for name, _ in SUBJECTS})
+    own.add_argument("--only", nargs="+", default=[], choices=names, help="these models alone")
+    chosen, options = parse_own("equivalence", __doc__, arguments, own)
     return finish(measure(options, chosen.only), options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

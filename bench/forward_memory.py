@@ -104,4 +104,4 @@ def _run(length: int) -> Pass:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    common.run(main)

@@ -14,7 +14,6 @@ make a small difference larger, and with caches in float32.
 
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -78,9 +77,9 @@ class Quality:
 Rates = Mapping[str, float]  # tokens a second: "decode 1", "decode 4", "decode 16", "prompt"
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Measure, print, and return 1 where a target was missed."""
-    options = common.parse("nano_fast", __doc__)
+    options = common.parse("nano_fast", __doc__, arguments)
     surroundings = common.Surroundings(("torch", "numpy", "tokenizers"))
     threads, size = len(os.sched_getaffinity(0)), QUICK if options.quick else FULL
     rates = measure_speed(size, threads)
@@ -227,4 +226,4 @@ def _timed(function: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    common.run(main)

@@ -16,7 +16,6 @@ errors beyond it. Nothing here is a time, so noise voids nothing.
 
 import argparse
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -51,9 +50,8 @@ class Verdict(common.Comparison):
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, and return 1 where a line of the gate was missed."""
     own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--model", default="nano")
-    chosen, rest = own.parse_known_args(arguments)
-    options = common.parse("nano_quality", __doc__, rest)
+    own.add_argument("--model", default="nano", help="a built-in name, or a folder of weights")
+    chosen, options = common.parse_own("nano_quality", __doc__, arguments, own)
     surroundings = common.Surroundings(("torch", "numpy", "tokenizers"))
     torch.set_num_threads(1)
     folder, processes = model_path(chosen.model), len(os.sched_getaffinity(0))
@@ -136,4 +134,4 @@ def table(effects: Sequence[Effect]) -> dict[str, Mapping[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    common.run(main)

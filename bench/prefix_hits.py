@@ -7,14 +7,13 @@ the traces; every rate must lie within 0.2 points of it.
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.common import Options, Surroundings, finish, progress
+from bench.common import Options, Surroundings, finish, progress, run
 from engine.cache.block_pool import BlockPool
 from engine.cache.keys import block_key, root_key
 
@@ -119,4 +118,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

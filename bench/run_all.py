@@ -18,9 +18,12 @@ from typing import Any
 
 import msgspec
 
+from bench import common
+
 FOLDER = Path(__file__).parent
 RESULTS, STORED = FOLDER / "RESULTS.md", FOLDER / "results"  # a file a bench and day: 2026-11-30-NAME.json
 _KEPT = "The newest in `bench/results` of each bench; this page: `python -m bench.run_all --stored`."
+PATIENCE_S = 60.0  # for a bench that is told to end
 LIMIT_S = {True: 300.0, False: 7_200.0}  # by `quick`, whose two minutes a busy machine may stretch
 
 
@@ -47,13 +50,25 @@ def run(name: str, quick: bool) -> Outcome:
     """Runs one bench to its end. Blocks for minutes."""
     command = [sys.executable, "-m", f"bench.{name}", "--json", *(["--quick"] if quick else [])]
     limit_s = LIMIT_S[quick]
+    with subprocess.Popen(command, cwd=FOLDER.parent, stdout=subprocess.PIPE, text=True) as bench:
+        try:
+            output, _ = bench.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            _end(bench)
+            return Outcome(name, None, f"not done after {limit_s:g} s")
+        except BaseException:
+            _end(bench)
+            raise
+    return read(name, output, bench.returncode)
+
+
+def _end(bench: "subprocess.Popen[str]") -> None:
+    """With time to remove what it has made."""
+    bench.terminate()
     try:
-        done = subprocess.run(
-            command, cwd=FOLDER.parent, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=False
-        )
+        bench.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
-        return Outcome(name, None, f"not done after {limit_s:g} s")
-    return read(name, done.stdout, done.returncode)
+        bench.kill()
 
 
 def read(name: str, output: str, exit_code: int) -> Outcome:
@@ -159,4 +174,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    common.run(main)

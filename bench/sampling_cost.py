@@ -5,7 +5,6 @@ It chooses the same tokens, which is checked first. `value` and `peer_value` are
 with top-p, which a sort serves worst; the detail has each kind of request in CPU milliseconds a row.
 """
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common import Comparison, Options, Surroundings, finish, parse, report
+from bench.common import Comparison, Options, Surroundings, finish, parse, report, run
 from engine.sampling.candidates import Logits, draw
 from engine.sampling.logprobs import logprobs_of
 from engine.sampling.noise import Purpose, uniform
@@ -108,4 +107,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

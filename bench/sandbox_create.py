@@ -20,7 +20,6 @@ The first of each kind makes what all share (the image's skeleton, rules, links)
 """
 
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     options = common.parse("sandbox_create", __doc__, arguments)
     surroundings = common.Surroundings(("pydantic",))
     size = QUICK if options.quick else FULL
-    with ExitStack() as stack:
+    with common.temporary_home(), ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sandbox_create.", dir="/var/tmp"))
         workshop = Workshop(Path(folder))
         stack.callback(workshop.close)
@@ -199,4 +198,4 @@ def _cpu_s() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    common.run(main)

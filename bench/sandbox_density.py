@@ -21,7 +21,6 @@ for 2,500 sandboxes, so a smaller run does not say whether they are met. Needs r
 import argparse
 import random
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -212,4 +211,4 @@ def _exec_ms(box: Sandbox) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    common.run(main)

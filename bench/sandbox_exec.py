@@ -8,7 +8,6 @@ table of calls, its output read through a pipe. Two programs: /usr/bin/true, and
 """
 
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +70,8 @@ def main(arguments: Sequence[str]) -> int:
     options = common.parse("sandbox_exec", __doc__, arguments)
     surroundings = common.Surroundings(("pydantic",))
     size = QUICK if options.quick else FULL
-    with tempfile.TemporaryDirectory(prefix="sandbox_exec.", dir="/var/tmp") as folder, ExitStack() as stack:
+    with common.temporary_home(), ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sandbox_exec.", dir="/var/tmp"))
         workshop = Workshop(Path(folder))
         stack.callback(workshop.close)
         times = measure(_runners(workshop, stack), size)
@@ -170,4 +170,4 @@ def _timed(run: Run, words: Sequence[str], num_bytes: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    common.run(main)

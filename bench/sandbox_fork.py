@@ -9,7 +9,6 @@ the numbers of files that were deleted, one by one, whenever it makes another.
 """
 
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     options = common.parse("sandbox_fork", __doc__, arguments)
     surroundings = common.Surroundings(("pydantic",))
     rounds = 5 if options.quick else 25
-    with ExitStack() as at_the_end:
+    with common.temporary_home(), ExitStack() as at_the_end:
         rows = {
             (substrate, kind, content): _measure(substrate, kind, content, rounds, at_the_end)
             for substrate in ("function", "container")
@@ -131,4 +130,4 @@ def _snapshot(origin: Sandbox, at_the_end: ExitStack) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    common.run(main)

@@ -9,14 +9,14 @@ again.
 """
 
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, cast
 
-from bench.common import Options, Surroundings, finish, is_noisy, parse, progress
+from bench.common import Options, Surroundings, finish, is_noisy, parse, progress, run
 from bench.random_deepseek import Size, active_parameters, config_json, random_model
 from engine import Engine, EngineConfig, Request, SamplingParams
 from engine.checkpoint.folder import CheckpointFolder
@@ -99,15 +99,13 @@ def measure_turns(name: str, model: Model, tokens: int) -> Turns:
     found: dict[str, tuple[Spent, int]] = {}
     with tempfile.TemporaryDirectory() as folder:
         tiers = {"host_bytes": 2 << 30, "disk_path": folder}
-        engine = _engine(name, model, tokens, tiers=tiers)
-        time_to_first(engine, first)
-        found["device"] = time_to_first(engine, first + tails[1])
-        engine.pool.release(engine.pool.allocate(engine.pool.num_available))  # the device forgets
-        found["host"] = time_to_first(engine, first + tails[2])
-        engine.close()
-        engine = _engine(name, model, tokens, tiers=tiers)
-        found["disk"] = time_to_first(engine, first + tails[3])
-        engine.close()
+        with closing(_engine(name, model, tokens, tiers=tiers)) as engine:
+            time_to_first(engine, first)
+            found["device"] = time_to_first(engine, first + tails[1])
+            engine.pool.release(engine.pool.allocate(engine.pool.num_available))  # the device forgets
+            found["host"] = time_to_first(engine, first + tails[2])
+        with closing(_engine(name, model, tokens, tiers=tiers)) as engine:
+            found["disk"] = time_to_first(engine, first + tails[3])
     second = {place: spent for place, (spent, _) in found.items()}
     return Turns(name, tokens, cold, second, {place: cached for place, (_, cached) in found.items()})
 
@@ -168,4 +166,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -12,7 +12,6 @@ as llama.cpp's is.
 
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,9 +72,9 @@ class Prompts:
 Turn = tuple[str, Callable[[Prompts], Rates]]
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Measure, print, and return 1 where a target was missed."""
-    options = common.parse("smollm2_decode", __doc__)
+    options = common.parse("smollm2_decode", __doc__, arguments)
     surroundings = common.Surroundings(("torch", "numpy", "xllamacpp"))
     threads = len(os.sched_getaffinity(0))
     size = QUICK if options.quick else FULL
@@ -218,4 +217,4 @@ def _ratios(ours: Sequence[Rates], theirs: Sequence[Rates]) -> Rates:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    common.run(main)

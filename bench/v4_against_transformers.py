@@ -16,10 +16,9 @@ side's time that the products of weights alone take in torch (`bench/plain_produ
 """
 
 import os
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -131,9 +130,9 @@ class Theirs:
             return self.run(ids)
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Measure, print, and return 1 where a target was missed."""
-    options = common.parse("v4_against_transformers", __doc__)
+    options = common.parse("v4_against_transformers", __doc__, arguments)
     surroundings = common.Surroundings(("torch", "transformers", "numpy"))
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
@@ -299,4 +298,4 @@ def _ids(count: int, seed: int) -> Tensor:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    common.run(main)
