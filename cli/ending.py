@@ -1,15 +1,16 @@
-"""How a command ends when it is told to: SIGTERM takes the way of Ctrl-C; the exit code says which it was."""
+"""How a command ends when it is told to: SIGTERM, and the SIGHUP of a terminal that goes, take the way of
+Ctrl-C; the exit code says which it was."""
 
 import os
 import signal
 from collections.abc import Callable
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ending:
-    """What this process does on Ctrl-C and SIGTERM. One a process, for its main thread."""
+    """What this process does on Ctrl-C, SIGTERM and SIGHUP. One a process, for its main thread."""
 
     def __init__(self) -> None:
         self.number = signal.SIGINT  # of the signal that came
@@ -20,13 +21,16 @@ class Ending:
         for number in _SIGNALS:
             _handle(number, _leave)
 
-    def in_order(self) -> None:
-        """Raise KeyboardInterrupt, or cancel the running event loop's main task, as Ctrl-C does."""
+    def in_order(self, *, is_server: bool = False) -> None:
+        """Raise KeyboardInterrupt, or cancel the running event loop's main task, as Ctrl-C does. A server
+        ends at once when its terminal goes: it holds the other two back (`cluster.lifeline`)."""
         _handle(signal.SIGINT, signal.default_int_handler)
         _handle(signal.SIGTERM, self._terminate)
+        if not is_server:
+            _handle(signal.SIGHUP, self._terminate)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
-        self.number = signal.SIGTERM
+        self.number = signal.Signals(number)
         interrupt = signal.getsignal(signal.SIGINT)  # an event loop that runs has put its own there
         if not callable(interrupt):
             raise KeyboardInterrupt

@@ -1,6 +1,7 @@
 """The tree of commands, made of the modules that one call needs, and an exit code for each way it can end."""
 
 import signal
+from contextlib import suppress
 from importlib import import_module, metadata
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from protocol.errors import DockyardError
 # Typer carries its own copy of click and does not export the root of its usage errors.
 _UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
+_SERVERS = (["serve"], ["up"])
 # In the order of `--help`: the module and the name in it, of a function or of a group's `app`.
 _COMMANDS = {
     "demo": "cli.demo:demo",
@@ -54,7 +56,7 @@ def invoke(arguments: list[str], ending: Ending | None) -> int:
     try:
         app = _tree(arguments)
         if ending is not None:
-            ending.in_order()
+            ending.in_order(is_server=arguments[:1] in _SERVERS)
         result = app(arguments, standalone_mode=False)
     except DockyardError as error:
         fail(error, as_json)
@@ -71,7 +73,8 @@ def invoke(arguments: list[str], ending: Ending | None) -> int:
     except Stopped as stopped:
         return 128 + stopped.number
     except (_Interrupted, KeyboardInterrupt, typer.Abort):
-        progress.print("\ninterrupted; everything it started has ended")
+        with suppress(OSError):  # the terminal has gone, if that was the signal
+            progress.print("\ninterrupted; everything it started has ended")
         return 128 + (ending.number if ending else signal.SIGINT)
     return result if isinstance(result, int) else 0
 

@@ -1,5 +1,6 @@
 """One sandbox, from `create` to `kill`."""
 
+import atexit
 import os
 import secrets
 import threading
@@ -404,3 +405,4 @@ class Sandbox:
 _KEYS: Keys[Sandbox] = Keys()  # of this process
 sandboxes: Directory[Sandbox] = Directory()
 """Those of this machine, by id: what can be done to one without being its owner."""
+atexit.register(sandboxes.end_all)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at any moment of a command: its code, and nothing left."""
+"""Ctrl-C, SIGTERM and SIGHUP at any moment of a command: its code, and nothing left."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 from sandbox.audit import check_integrity
 from sandbox.places import default_home, default_state_dir
 
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
