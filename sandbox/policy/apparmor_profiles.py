@@ -1,7 +1,8 @@
 """Profiles in the kernel: loaded with their first sandbox, unloaded with their last.
 
 A profile's name holds the state directory's key, so nobody else unloads it; which sandboxes use it is kept as
-one empty file each under `apparmor/NAME` of that directory, changed under a lock.
+one empty file each under `apparmor/NAME` of that directory, changed under a lock. Whether it is loaded, only
+the kernel knows: files outlive a restart of the machine, and administrators unload what no package has.
 """
 
 import fcntl
@@ -17,6 +18,7 @@ from sandbox.errors import StartError
 from sandbox.policy.apparmor import Profile
 
 _PATIENCE_S = 60.0
+_LOADED = Path("/sys/kernel/security/apparmor/profiles")
 
 
 @cache
@@ -37,7 +39,7 @@ class LoadedProfiles:
         """Loads it unless it is. Half a second the first time. Raises StartError with the parser's words."""
         with self._locked():
             users = self._folder / profile.name
-            if not users.is_dir() or not any(users.iterdir()):
+            if not _is_loaded(profile.name):
                 _parser("--replace", profile.text)
             users.mkdir(exist_ok=True)
             (users / sandbox_id).touch()
@@ -58,7 +60,8 @@ class LoadedProfiles:
     def _unload_unused(self, users: Path) -> None:
         with suppress(OSError):  # others use it
             users.rmdir()
-            _parser("--remove", f"profile {users.name} {{}}\n")
+            if _is_loaded(users.name):
+                _parser("--remove", f"profile {users.name} {{}}\n")
 
     @contextmanager
     def _locked(self) -> Generator[None]:
@@ -66,6 +69,13 @@ class LoadedProfiles:
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _is_loaded(name: str) -> bool:
+    """False too where the kernel shows no list: loading again does no harm."""
+    with suppress(OSError):
+        return any(line.rpartition(" (")[0] == name for line in _LOADED.read_text().splitlines())
+    return False
 
 
 def _parser(action: str, text: str) -> None:

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -69,24 +70,71 @@ def test_places_and_no_apparmor_contradict_each_other():
         Policy(hidden=("/x",), without=frozenset({"apparmor"}))
 
 
-def test_a_profile_is_loaded_with_its_first_user_and_unloaded_with_its_last(tmp_path, monkeypatch):
-    """The parser stands in for a kernel without AppArmor."""
-    calls: list[tuple[str, str]] = []
+class Kernel:
+    """The parser and the list of profiles, in the place of a kernel with AppArmor."""
 
-    def parser(action: str, text: str) -> None:
+    def __init__(self, listed: Path) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.loaded: set[str] = set()
+        self._listed = listed
+        self.list()
+
+    def list(self) -> None:
+        lines = ["/usr/sbin/other (enforce)", *(f"{name} (enforce)" for name in sorted(self.loaded))]
+        self._listed.write_text("\n".join(lines) + "\n")
+
+    def parse(self, action: str, text: str) -> None:
         named = re.search(r"profile (\S+)", text)
-        calls.append((action, named[1] if named else ""))
+        assert named is not None
+        self.calls.append((action, named[1]))
+        if action == "--remove":
+            self.loaded.remove(named[1])  # the kernel refuses for one that is not there
+        else:
+            self.loaded.add(named[1])
+        self.list()
 
-    monkeypatch.setattr(apparmor_profiles, "_parser", parser)
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    found = Kernel(tmp_path / "profiles")
+    monkeypatch.setattr(apparmor_profiles, "_parser", found.parse)
+    monkeypatch.setattr(apparmor_profiles, "_LOADED", tmp_path / "profiles")
+    return found
+
+
+def test_a_profile_is_loaded_with_its_first_user_and_unloaded_with_its_last(tmp_path: Path, kernel: Kernel):
     profiles, one = LoadedProfiles(tmp_path), profile("a")
     profiles.release("never")
     profiles.acquire(one, "sbx-1")
     profiles.acquire(one, "sbx-2")
-    assert calls == [("--replace", one.name)]
+    assert kernel.calls == [("--replace", one.name)]
     assert profiles.users() == {one.name: {"sbx-1", "sbx-2"}}
     profiles.release("sbx-1")
     profiles.release("sbx-1")
-    assert len(calls) == 1
+    assert len(kernel.calls) == 1
     profiles.release("sbx-2")
-    assert calls[1:] == [("--remove", one.name)]
+    assert kernel.calls[1:] == [("--remove", one.name)]
+    assert profiles.users() == {}
+
+
+def test_a_profile_that_has_gone_is_loaded_again(tmp_path: Path, kernel: Kernel):
+    """With a restart of the machine, after which the files of those who used it are still there."""
+    profiles, one = LoadedProfiles(tmp_path), profile("a")
+    profiles.acquire(one, "sbx-before")
+    kernel.loaded.clear()
+    kernel.list()
+    profiles.acquire(one, "sbx-after")
+    assert kernel.loaded == {one.name}
+    profiles.release("sbx-before")
+    assert kernel.loaded == {one.name}
+    profiles.release("sbx-after")
+    assert kernel.loaded == set()
+
+
+def test_users_of_a_profile_that_has_gone_can_be_released(tmp_path: Path, kernel: Kernel):
+    profiles, one = LoadedProfiles(tmp_path), profile("a")
+    profiles.acquire(one, "sbx-before")
+    kernel.loaded.clear()
+    kernel.list()
+    profiles.release("sbx-before")
     assert profiles.users() == {}

@@ -1,5 +1,6 @@
 """AppArmor by a kernel that has it: what it denies is denied by it, as the same sandbox without it shows."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,16 @@ def test_equal_policies_share_a_profile_that_goes_with_its_last_user(create):
     assert loaded() == {second.info.profile}
     second.kill()
     assert loaded() == set()
+
+
+def test_a_profile_that_somebody_unloads_is_loaded_for_the_next(create):
+    """As after a restart of the machine: files say that it is in use, and it is not there."""
+    name = create().info.profile
+    words = ["apparmor_parser", "--remove", "--skip-cache"]
+    subprocess.run(words, input=f"profile {name} {{}}\n", text=True, check=True)
+    assert loaded() == set()
+    assert create().commands.run("true").ok
+    assert loaded() == {name}
 
 
 def test_a_program_cannot_leave_its_profile(create):
