@@ -1,6 +1,7 @@
 """What the bodies of all routes have in common: how tokens are chosen, and how the reply comes.
 
-Typed, unknown keys ignored, since clients send many. Sources: OpenAI API reference; vLLM's extra fields.
+Typed, unknown keys ignored but for those below `dockyard`, since clients send many. Sources: OpenAI API
+reference; vLLM's extra fields.
 """
 
 from collections.abc import Mapping
@@ -41,8 +42,9 @@ class StructuredOutputs(msgspec.Struct):
     structural_tag: str | None = None
 
 
-class Extension(msgspec.Struct):
-    """Ours, of both routes but for `forced_text`, which is of chats. See docs/serving.md."""
+class Extension(msgspec.Struct, forbid_unknown_fields=True):
+    """Ours, of both routes but for `forced_text`, which is of chats. See docs/serving.md. No other client has
+    a field here that we need not know, so one that is unknown is misspelt."""
 
     forced_text: str | None = None  # its tokens run through the engine instead of chosen ones; ordinary text
     slack_ms: float | None = None  # how much later the request may start without holding anyone up
@@ -99,7 +101,7 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(clipped(str(error)), parameter=_field_of(str(error))) from error
+        raise _refusal(str(error)) from error
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not JSON: {error}", parameter="body") from error
     except RecursionError as error:
@@ -142,6 +144,15 @@ def check_done(body: SamplingBody, neutral: Mapping[str, tuple[object, ...]]) ->
 def clipped(text: str) -> str:
     """The start and the end of what a client sent, or of what quotes it: an answer is not for megabytes."""
     return text if len(text) <= 400 else f"{text[:200]} … {text[-200:]}"
+
+
+def _refusal(message: str) -> InvalidRequest:
+    field, unknown = _field_of(message), message.partition("unknown field `")[2].partition("`")[0]
+    if not unknown:
+        return InvalidRequest(clipped(message), parameter=field)
+    fields = ", ".join(Extension.__struct_fields__)
+    hint = f"leave it out; dockyard's fields are {fields}"
+    return InvalidRequest(f"{field}.{clipped(unknown)} is unknown", parameter=field, hint=hint)
 
 
 def _field_of(message: str) -> str:

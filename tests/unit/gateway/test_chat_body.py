@@ -59,3 +59,13 @@ def test_what_would_change_a_completion_and_is_not_done_is_refused_by_name(name:
 
 def test_asking_for_what_is_done_unasked_is_taken() -> None:
     check_chat(parse_chat(msgspec.json.encode({"messages": [], "thinking": {"type": "enabled"}})))
+
+
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+def test_an_unknown_field_of_ours_is_refused_by_name(parse: Any) -> None:
+    rest: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "prompt": "a", "unknown": 1}
+    parse(msgspec.json.encode({**rest, "dockyard": {"slack_ms": 1}}))
+    with pytest.raises(InvalidRequest, match=r"^dockyard\.slak is unknown") as refused:
+        parse(msgspec.json.encode({**rest, "dockyard": {"slak": 1}}))
+    assert refused.value.parameter == "dockyard"
+    assert "slack_ms" in refused.value.hint
