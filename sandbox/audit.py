@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,7 @@ from sandbox.journal import Journal, Record
 from sandbox.layers import loops, residue
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
 from sandbox.policy.apparmor_profiles import LoadedProfiles
-from sandbox.processes import ProcessKey, boot_id, command_lines, find_process
+from sandbox.processes import ProcessKey, boot_id, command_line, command_lines, find_process
 from sandbox.substrates.container import RUNTIMES
 
 LeftoverKind = Literal["process", "cgroup", "mount", "directory", "record", "link", "profile", "loop"]
@@ -39,6 +39,7 @@ class Leftover:
     kind: LeftoverKind
     name: str
     sandbox_id: str = ""
+    process: ProcessKey | None = field(default=None, compare=False, repr=False)  # the very one of that pid
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def sweep(state_dir: Path | None = None) -> tuple[Leftover, ...]:
     by_kind: dict[LeftoverKind, list[Leftover]] = {}
     for each in found:
         by_kind.setdefault(each.kind, []).append(each)
-    _kill_all(int(each.name) for each in by_kind.get("process", ()))
+    _kill_all(each.process for each in by_kind.get("process", ()) if each.process is not None)
     for each in by_kind.get("cgroup", ()):
         cgroups.remove_group(Path(each.name))
     for each in by_kind.get("mount", ()):
@@ -126,22 +127,34 @@ def _processes(dead: Iterable[Record]) -> Iterator[Leftover]:
     """Recorded ones, members of recorded groups, and programs of ours that carry the id in their arguments:
     the last finds a launcher whose owner died before it could write down the pid."""
     ids = {record.id: record for record in dead if record.boot == boot_id()}
-    seen: set[int] = set()
+    seen: set[ProcessKey] = set()
     for record in ids.values():
-        recorded = [key.pid for key in record.processes if key.is_alive()]
-        grouped = [pid for path in record.cgroups for pid in cgroups.members(Path(path))]
-        for pid in (*recorded, *grouped):
-            if pid not in seen and _runs(pid):
-                seen.add(pid)
-                yield Leftover("process", str(pid), record.id)
-    if not ids:
-        return
+        grouped = [key for path in record.cgroups for key in _members(Path(path))]
+        for key in (*record.processes, *grouped):
+            if key not in seen and key.is_alive():
+                seen.add(key)
+                yield Leftover("process", str(key.pid), record.id, key)
+    for key, named in _launchers(ids.keys()) if ids else ():
+        if key not in seen and key.is_alive():
+            yield Leftover("process", str(key.pid), named, key)
+
+
+def _members(group: Path) -> Iterator[ProcessKey]:
+    """Known before it is seen that they are in it: a pid may have become another's in between."""
+    keys = [find_process(pid) for pid in cgroups.members(group)]
+    members = set(cgroups.members(group))
+    yield from (key for key in keys if key is not None and key.pid in members)
+
+
+def _launchers(ids: Set[str]) -> Iterator[tuple[ProcessKey, str]]:
+    """Programs of ours that have one of these ids as an argument, and that; known before they are read, as
+    members are."""
     for pid, arguments in command_lines():
         if Path(os.fsdecode(arguments[0])).name not in _PROGRAMS:
             continue  # someone who looks for the id in a log
         named = next((word for word in map(os.fsdecode, arguments) if word in ids), None)
-        if named is not None and pid not in seen and _runs(pid):
-            yield Leftover("process", str(pid), named)
+        if named is not None and (key := find_process(pid)) is not None and command_line(pid) == arguments:
+            yield key, named
 
 
 def _groups(groups: Iterable[Path], records: Iterable[Record], dead: Iterable[Record]) -> Iterator[Leftover]:
@@ -199,13 +212,7 @@ def _remove_directory(path: Path) -> None:
     remove_tree(doomed)
 
 
-def _runs(pid: int) -> bool:
-    key = find_process(pid)
-    return key is not None and key.is_alive()
-
-
-def _kill_all(pids: Iterable[int]) -> None:
-    keys = [key for pid in pids if (key := find_process(pid)) is not None]
+def _kill_all(keys: Iterable[ProcessKey]) -> None:
     give_up = time.monotonic() + _KILL_PATIENCE_S
     alive: list[ProcessKey] = [key for key in keys if key.kill()]
     while alive and time.monotonic() < give_up:

@@ -78,10 +78,16 @@ def command_lines() -> Iterator[tuple[int, list[bytes]]]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
-        try:
-            yield int(entry.name), (entry / "cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
+        if (arguments := command_line(int(entry.name))) is not None:
+            yield int(entry.name), arguments
+
+
+def command_line(pid: int) -> list[bytes] | None:
+    """Of the process that has `pid` now; None where there is none, or this user may not see it."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
 
 
 def _stat_fields(pid: int) -> list[str] | None:

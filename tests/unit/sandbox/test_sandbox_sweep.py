@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.audit import leftovers, sweep
+from sandbox import audit
+from sandbox.audit import Leftover, leftovers, sweep
 from sandbox.journal import Journal, Record
-from sandbox.processes import ProcessKey, boot_id, this_process
+from sandbox.processes import ProcessKey, boot_id, find_process, this_process
 
 DEAD = ProcessKey(pid=4_194_999, start_ticks=1)  # above the largest pid
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -68,3 +69,25 @@ def test_nothing_of_a_live_owner_is_touched(start: Start, tmp_path: Path):
     launcher = start("bwrap", "sbx-live")
     assert sweep(tmp_path) == ()
     assert launcher.poll() is None
+
+
+def test_a_pid_that_has_become_anothers_is_left_alone(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Between what was found and the sweep's signal."""
+    process = start("python3")
+    now = find_process(process.pid)
+    assert now is not None
+    before = ProcessKey(now.pid, now.start_ticks - 1)
+    found = (Leftover("process", str(before.pid), "sbx-gone", before),)
+    monkeypatch.setattr(audit, "leftovers", lambda state: found)
+    assert sweep(tmp_path) == found
+    assert process.poll() is None
+
+
+def test_what_is_found_is_known_for_good(orphan: str, start: Start, tmp_path: Path):
+    launcher = start("bwrap", orphan)
+    (found,) = [each for each in leftovers(tmp_path) if each.kind == "process"]
+    assert found.process == find_process(launcher.pid)
+    sweep(tmp_path)
+    assert launcher.wait() == -9
