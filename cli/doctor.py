@@ -2,24 +2,27 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from cli.console import JsonFlag, output, print_json
+from cli.console import JsonFlag, output, print_json, progress
 from cluster.config import load_config
 from cluster.health import Check, model_checks
 from cluster.state import StateFolder
+from protocol.errors import MissingCapability
 from sandbox import Capability
-from sandbox.doctor import probe
+from sandbox.doctor import can_make_sandboxes, probe
 
 if TYPE_CHECKING:
     from engine.self_check import SelfCheck
 
 app = typer.Typer(invoke_without_command=True)
 
+_STATUS_WIDTH, _LEAST_WIDTH = 12, 40
 _COLOURS = {"enforced": "green", "degraded": "yellow", "missing": "red", "unverified": "yellow"}
 
 
@@ -33,6 +36,8 @@ def doctor(
 ) -> None:
     """Try what this machine can do, and say what is missing, what that costs and how to mend it.
 
+    Exits with 3 where no sandbox can start.
+
     `dockyard doctor model NAME` checks a model instead.
 
     Example: dockyard doctor --json
@@ -41,21 +46,25 @@ def doctor(
         return
     settings = load_config(config)
     state = StateFolder(settings.state_dir)
-    checks: list[Check | Capability] = [
-        *model_checks(settings),
-        *probe(state_dir=state.sandboxes, toolkit=state.toolkit),
-    ]
+    found = probe(state_dir=state.sandboxes, toolkit=state.toolkit)
+    checks: list[Check | Capability] = [*model_checks(settings), *found]
     if as_json:
         print_json({"checks": [asdict(check) for check in checks]})
-        return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("what", "status", "found", "cost", "fix"):
-        table.add_column(heading, overflow="fold")
-    for check in checks:
-        colour = _COLOURS[check.status]
-        status = Text(check.status, colour)
-        table.add_row(*map(Text, (check.name,)), status, *map(Text, (check.detail, check.cost, check.fix)))
-    output.print(table)
+    for check in () if as_json else checks:
+        output.print(_said(check, output.width))
+    if not can_make_sandboxes(found):
+        progress.print("dockyard: no sandbox can start here: what is missing above says why")
+        raise typer.Exit(MissingCapability.exit_code)
+
+
+def _said(check: Check | Capability, width: int) -> Text:
+    """A block of lines no longer than `width`, but for words that are: a path or command stays whole."""
+    said = Text.assemble((f"{check.status:{_STATUS_WIDTH}}", _COLOURS[check.status]), check.name)
+    for label, text in (("", check.detail), ("cost: ", check.cost), ("fix: ", check.fix)):
+        room = max(width - _STATUS_WIDTH, _LEAST_WIDTH)
+        lines = wrap(label + text, room, break_long_words=False, break_on_hyphens=False) if text else []
+        said.append("".join(f"\n{' ' * _STATUS_WIDTH}{line}" for line in lines))
+    return said
 
 
 @app.command("model")

@@ -27,6 +27,7 @@ from sandbox.substrates.container import RUNTIMES
 
 _PATIENCE_S = 20.0
 _WITH_ROOT = "run as root, or have root run `dockyard node helper` for this user"
+_MAKES: frozenset[Status] = frozenset({"enforced", "degraded"})
 _OTHER_RUNTIMES = ("youki", "runsc", "kata-runtime")
 
 
@@ -56,13 +57,14 @@ def probe(*, state_dir: Path | None = None, toolkit: Path | None = None) -> tupl
         *(_cgroup(name, state) for name in cgroups.CONTROLLERS),
         _socket_memory(state),
         *(_substrate(name, state, tools, lacking) for name in SUBSTRATES),
+        _pausing(state, tools, lacking),
         probe_egress(state, tools, lacking),
         probe_routing(),
     )
 
 
 def _static_init() -> Capability:
-    cost, fix = "no sandbox can start", "python -m sandbox.native.build"
+    cost, fix = "no sandbox can start", "make setup, or python -m sandbox.native.build"
     if not INIT_BINARY.is_file():
         return Capability("static init", "missing", f"{INIT_BINARY} is not built", cost, fix)
     done = _run([str(INIT_BINARY)])
@@ -72,7 +74,7 @@ def _static_init() -> Capability:
 
 
 def _toolkit(toolkit: Path) -> Capability:
-    cost, fix = "no sandbox can start", f"python -m sandbox.toolkit --into {toolkit}"
+    cost, fix = "no sandbox can start", f"make setup, or python -m sandbox.toolkit --into {toolkit}"
     done = _run([str(toolkit / "bin" / "python3"), "-I", "-c", "import sys, pytest; print(sys.version)"])
     if done is None or done.returncode != 0:
         return Capability("toolkit", "missing", f"no working interpreter with pytest at {toolkit}", cost, fix)
@@ -321,6 +323,26 @@ def _substrate(name: SubstrateName, state: Path, toolkit: Path, lacking: Sequenc
     if degraded:
         return Capability(title, "degraded", degraded, "", _WITH_ROOT)
     return Capability(title, "enforced", "a sandbox was made, ran a command and was removed")
+
+
+def _pausing(state: Path, toolkit: Path, lacking: Sequence[str]) -> Capability:
+    """Pauses a sandbox, and keeps what it has written."""
+    title, cost = "pause and snapshots", "pause, snapshot and fork_fs are refused"
+    if lacking:
+        return Capability(title, "unverified", f"needs {' and '.join(lacking)}", cost)
+    try:
+        with Sandbox.create(state_dir=state, toolkit=toolkit) as sandbox:
+            sandbox.pause()
+            sandbox.resume()
+            sandbox.snapshot().delete()
+    except DockyardError as error:
+        return Capability(title, "missing", error.message, cost, error.hint)
+    return Capability(title, "enforced", "a sandbox was stopped and went on, what it had written was kept")
+
+
+def can_make_sandboxes(found: Sequence[Capability]) -> bool:
+    """Of what `probe` has found: whether any substrate makes a sandbox."""
+    return any(each.name.startswith("substrate ") and each.status in _MAKES for each in found)
 
 
 def _run(words: Sequence[str], fds: Sequence[int] = ()) -> "subprocess.CompletedProcess[str] | None":

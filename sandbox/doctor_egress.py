@@ -23,6 +23,7 @@ for address in ("{_REFUSED}", "{_ALLOWED}"):
         one.settimeout(float(sys.argv[1]))
         print(one.connect_ex((address, 9)))
 """
+_KERNEL = "use Linux 6.6 or later with BPF, and cgroups of version 2 mounted (beside version 1 will do)"
 _TITLE, _COST = "egress policy", "sandboxes with a network are refused; network='none' needs nothing of it"
 
 
@@ -37,12 +38,19 @@ def probe_egress(state: Path, toolkit: Path, lacking: Sequence[str]) -> Capabili
         service.check()
         said = _try_in_own_network(state, toolkit)
     except DockyardError as error:
-        return Capability(_TITLE, "missing", error.message, _COST, error.hint)
+        return Capability(_TITLE, "missing", error.message, _COST, _fix(error))
     except OSError as error:
         return Capability(_TITLE, "missing", str(error), _COST)
     if said != [errno.EPERM, errno.ECONNREFUSED]:
         return Capability(_TITLE, "missing", f"connecting gave {said}", _COST)
     return Capability(_TITLE, "enforced", "an allowed address was reached, another was refused by the kernel")
+
+
+def _fix(error: DockyardError) -> str:
+    """What mends it; its own hint may lead to this very list."""
+    if os.geteuid() != 0:
+        return "run as root, or have root run `dockyard node helper` for this user"
+    return _KERNEL if "dockyard doctor" in error.hint else error.hint
 
 
 def _probe_helped(state: Path, toolkit: Path) -> Capability:

@@ -78,9 +78,10 @@ def prepare_image(name: str, *, state_dir: Path, init: Path, toolkit: Path) -> I
         raise InvalidArgument(f"image={name!r} is unknown", hint="the image of this version is 'host'")
     built, has_python = _stamp(init), _stamp(toolkit / "bin" / "python3")
     if built is None:
-        raise UnsupportedError(f"{init} is not there", hint="build it with `python -m sandbox.native.build`")
+        hint = "run `make setup`, or build it with `python -m sandbox.native.build`"
+        raise UnsupportedError(f"{init} is not there", hint=hint)
     if has_python is None:
-        hint = f"make it with `python -m sandbox.toolkit --into {toolkit}`"
+        hint = f"run `make setup`, or make it with `python -m sandbox.toolkit --into {toolkit}`"
         raise UnsupportedError(f"no toolkit at {toolkit}", hint=hint)
     libraries = _stamp(_LIBRARIES)
     places = (*_SOURCES, *_interpreters(libraries))

@@ -50,7 +50,8 @@ class Freezer:
             raise UnsupportedError(
                 "pausing needs cgroup version 2, and this process may make no groups of it",
                 capability="cgroups of version 2",
-                hint="mount it (also beside version 1), or let the host delegate a group",
+                hint="mount it (also beside version 1) and run as root, let the host delegate a group, "
+                "or have root run `dockyard node helper --user NAME`",
             )
         with self._lock:
             self._resume_after_hold = False

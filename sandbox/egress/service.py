@@ -34,7 +34,8 @@ def check() -> None:
     What only an attempt can show (a kernel that refuses the programs) `Egress` raises."""
     if os.geteuid() != 0:
         raise UnsupportedError(
-            "a sandbox with a network needs root, or the helper that root runs", hint=_HINT
+            "a sandbox with a network needs root, or the helper that root runs",
+            hint="use network='none', or have root run `dockyard node helper --user NAME`",
         )
     if not any(each.version == 2 for each in cgroups.find_hierarchies()):
         raise UnsupportedError("a sandbox with a network needs cgroups of version 2", hint=_HINT)

@@ -256,9 +256,9 @@ def test_a_protection_is_left_out_where_the_policy_says_so(name: str):
 
 
 def test_a_policy_refuses_what_it_does_not_know():
-    with pytest.raises(ValueError, match="network"):
+    with pytest.raises(InvalidArgument, match="network"):
         Policy(network="open")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="colour"):
+    with pytest.raises(InvalidArgument, match="colour"):
         Policy(colour="red")  # pyright: ignore[reportCallIssue]
 
 
