@@ -85,9 +85,11 @@ class Helper:
             self._ask("release", sandbox_id)
 
     def is_there(self) -> bool:
-        """Whether the other end lives. Does not block."""
+        """Whether the other end lives, and this one is not closed. Does not block."""
         ears = select.poll()
         with self._lock:
+            if self._connection.fileno() < 0:
+                return False
             ears.register(self._connection, select.POLLIN)
             return not ears.poll(0)  # nothing is said unasked
 

@@ -564,3 +564,33 @@ def test_an_owner_goes_on_without_the_helper_and_with_the_next(user: User):
             with user.helped():
                 assert degraded() == []
         assert degraded() == ["cpu", "memory"]
+
+
+COMERS = (
+    BEGIN
+    + r"""
+import threading
+from sandbox.policy.presets import agent
+host = sys.argv[3]
+print(json.dumps(1), flush=True)
+for line in sys.stdin:
+    with Sandbox.create(policy=agent(f"{host}:80"), state_dir=state, toolkit=toolkit) as box:
+        assert box.commands.run(["/usr/bin/true"]).ok
+        resolvers = [each.name for each in threading.enumerate()].count("resolver")
+        print(json.dumps([resolvers, len(os.listdir("/proc/self/fd"))]), flush=True)
+"""
+)
+
+
+def test_helpers_that_come_and_go_leave_nothing_with_the_owner(user: User, internet: Internet):
+    """Neither a thread nor descriptors for each that has been."""
+    seen: list[object] = []
+    with user.start(COMERS, HOST, inside=internet) as owner:
+        said(owner)
+        assert owner.stdin is not None
+        for _ in range(3):
+            with user.helped(inside=internet):
+                owner.stdin.write("\n")
+                owner.stdin.flush()
+                seen.append(said(owner))
+    assert seen[0] == seen[1] == seen[2]
