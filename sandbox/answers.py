@@ -28,6 +28,8 @@ class Asked(Protocol):
     commands: Commands
     files: Files
 
+    @property
+    def is_paused(self) -> bool: ...
     def get_info(self) -> SandboxStatus: ...
     def set_timeout(self, lifetime_s: float | None = None, *, idle_s: IdleWish = "keep") -> SandboxStatus: ...
     def pause(self) -> None: ...
@@ -54,7 +56,7 @@ def _run(box: Asked, words: Words, has_left: HasLeft) -> dict[str, Any]:
         try:
             return _record(command.wait(_LOOK_S))
         except RequestTimeout:
-            if has_left():
+            if has_left() and not box.is_paused:  # it ends when its sandbox goes on, and not for this
                 command.kill()
 
 

@@ -90,8 +90,8 @@ class AttachedCommands:
         check_type("cmd", cmd, str, Sequence)
         words = cmd if isinstance(cmd, str) else list(cmd)
         answer = self._line.ask(
-            "commands.run", _LONGEST_S if timeout_s is None else timeout_s + _SOON_S, cmd=words,
-            timeout_s=timeout_s, cwd=cwd, env=dict(checked_env(env or {})), output_bytes=output_bytes,
+            "commands.run", cmd=words, timeout_s=timeout_s,
+            cwd=cwd, env=dict(checked_env(env or {})), output_bytes=output_bytes,
             stdin=_encoded(utf8("stdin", stdin)),
         )  # fmt: skip
         result = result_of(answer)

@@ -34,6 +34,7 @@ from sandbox.processes import ProcessKey, this_process
 
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 PATIENCE_S = 10.0  # a kill may take as long as the kernel holds on to a cgroup
+_BEAT_S = 5.0  # between signs of life, for whoever waits for an answer
 _REQUEST_PATIENCE_S = 2.0  # for a request, so that nobody keeps others waiting
 _MAX_REQUEST_BYTES, _MAX_ANSWER_BYTES = 1 << 25, 1 << 26
 _INODE_AT, _NAME_AT = 6, 7  # words of a line of /proc/net/unix
@@ -115,7 +116,7 @@ class Door:
         try:
             request = json.loads(_receive(connection, _MAX_REQUEST_BYTES))
             connection.settimeout(0)
-            return {"ok": self._answer(request, lambda: _has_left(connection))}
+            return {"ok": self._answer(request, _Caller(connection).has_left)}
         except SandboxError as error:
             return {"error": error.record()}
         except Exception as error:  # a request that is none; the next one is another's
@@ -148,8 +149,32 @@ class _Room:
             self._free.release()
 
 
+class _Caller:
+    """Whoever waits for an answer on a connection that does not block. As long as it is looked at, it hears
+    now and then that it is not forgotten: a space, of which JSON may have any number."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._heard_s = time.monotonic()
+
+    def has_left(self) -> bool:
+        """Whether the other end is closed."""
+        try:
+            if self._connection.recv(1, socket.MSG_PEEK) == b"":
+                return True
+        except BlockingIOError:
+            pass
+        except OSError:
+            return True
+        if time.monotonic() - self._heard_s >= _BEAT_S:
+            self._heard_s = time.monotonic()
+            with suppress(OSError):
+                self._connection.send(b" ")
+        return False
+
+
 def ask(owner: ProcessKey, request: Request, patience_s: float = PATIENCE_S) -> Any:
-    """The owner's answer. Blocks for it, `patience_s` at most.
+    """The owner's answer. Blocks for it; after `patience_s` in which nothing comes there is none.
 
     Raises what the owner raises; AuthError where it is another user's, UnsupportedError where it does not
     answer: it is in another network namespace, or has no descriptor left.
@@ -235,16 +260,6 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 def _check_peer(connection: socket.socket) -> None:
     if (uid := _peer(connection)[1]) not in (0, os.geteuid()):
         raise AuthError(f"uid {uid} is not this owner's", hint="ask as its user, or as root")
-
-
-def _has_left(connection: socket.socket) -> bool:
-    """Whether the other end is closed; the connection does not block."""
-    try:
-        return connection.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 def _packed(value: Mapping[str, Any]) -> bytes:

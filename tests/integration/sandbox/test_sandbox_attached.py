@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from sandbox_owner import Owner, owned
 
 from sandbox import AttachedSandbox, Policy, Sandbox, sandboxes
+from sandbox.answers import answer
 from sandbox.attached import Line
 from sandbox.door import _MOST_AT_ONCE, _name, ask
 from sandbox.errors import (
@@ -29,6 +31,7 @@ from sandbox.errors import (
 from sandbox.processes import this_process
 
 Create = Callable[..., Sandbox]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="freezing needs root")
 REPOSITORY = Path(__file__).parents[3]
 CLIENT = """
 import sys
@@ -176,6 +179,46 @@ def test_many_that_wait_do_not_keep_it_from_being_ended(create: Create, state_di
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert len(threads) < _MOST_AT_ONCE
+
+
+@needs_root
+def test_a_pause_is_no_silence(create: Create, state_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Line.ask, "__defaults__", (0.5,))  # of silence, in the place of half a minute
+    monkeypatch.setattr("sandbox.door._BEAT_S", 0.05)
+    monkeypatch.setattr("sandbox.answers._LOOK_S", 0.02)
+    own = create()
+    line = sandboxes.attach(own.id, state_dir=state_dir)
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(
+            line.commands.run, "until [ -e go ]; do sleep 0.01; done; echo on", timeout_s=0.9
+        )
+        while not own.commands.list():
+            assert own.is_running
+        own.pause()
+        with pytest.raises(TimeoutError):
+            result.result(2)
+        assert own.is_paused
+        own.files.write("/workspace/go", "")
+        assert result.result(20).stdout == "on\n"
+
+
+@needs_root
+def test_whoever_leaves_a_paused_sandbox_lets_it_be(create: Create, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sandbox.answers._LOOK_S", 0.02)
+    own = create()
+    words = {"cmd": "sleep 600", "timeout_s": 600, "cwd": "/", "env": {}, "output_bytes": None, "stdin": ""}
+    found: list[bool] = []
+
+    def has_left() -> bool:
+        if not found:
+            own.pause()
+        found.append(own.is_paused)
+        if len(found) == 3:
+            own.resume()
+        return True
+
+    assert answer(own, "commands.run", words, has_left)["reason"] == "killed"
+    assert found[:3] == [True] * 3
 
 
 def test_beyond_what_it_can_answer_it_says_so(
