@@ -73,27 +73,32 @@ class Loading:
         assert self._sequences == {p: s for s, p in self.waiting.items()}, "a prefetch is nobody's"
 
     def _ask(self, sequence: Sequence) -> None:
-        tiers, pool = self._tiers, self._pool
-        path = self._scheduler.known_path(sequence, lambda key: pool.knows(key) or tiers.is_kept(key))
-        prefetch = tiers.prefetch(path.keys, [key for key in path.keys if not pool.knows(key)])
-        if prefetch is None:
+        if (prefetch := self._prefetch(sequence, None)) is None:
             self._scheduler.add(sequence)
         else:
             self._wait(sequence, prefetch)
 
+    def _prefetch(self, sequence: Sequence, deadline_ns: int | None) -> Prefetch | None:
+        tiers, pool = self._tiers, self._pool
+        path = self._scheduler.known_path(sequence, lambda key: pool.knows(key) or tiers.is_kept(key))
+        return tiers.prefetch(path.keys, [key for key in path.keys if not pool.knows(key)], deadline_ns)
+
     def _go_on(self, sequence: Sequence) -> None:
         """What it waits for has come, or is given up."""
-        prefetch = self._stop_waiting(sequence)
+        prefetch = self.waiting[sequence]
         if sequence not in self._unasked:
-            self._pinned[sequence] = prefetch
+            self._pinned[sequence] = self._stop_waiting(sequence)
             self._scheduler.add(sequence)
             return
         self._unasked.remove(sequence)
         self._tiers.end(prefetch)
-        if prefetch.done:
-            self._ask(sequence)
-        else:
+        found = self._prefetch(sequence, prefetch.deadline_ns) if prefetch.done else None
+        if found is None:
+            self._stop_waiting(sequence)
             self._scheduler.add(sequence)
+            return
+        del self._sequences[prefetch]
+        self._wait(sequence, found)  # in its place among the others: it has waited for a while
 
     def _wait(self, sequence: Sequence, prefetch: Prefetch) -> None:
         self.waiting[sequence], self._sequences[prefetch] = prefetch, sequence

@@ -57,6 +57,7 @@ class Sequence:
     keys: dict[tuple[bytes, bool], bytes] = field(
         default_factory=dict[tuple[bytes, bool], bytes]
     )  # worked out
+    has_asked: bool = False  # for what is kept of it, since it waits for blocks
     slot: int = -1  # of the model's state; -1 while it waits
     resumed: tuple[int, ...] | None = None  # its lineage (engine.scheduler.resume); None until it first runs
     passes: tuple[

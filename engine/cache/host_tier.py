@@ -75,15 +75,15 @@ class HostTier:
             self._expire()
             return key in self._free or key in self._pinned
 
-    def get(self, key: bytes) -> KvPayload | None:
+    def get(self, key: bytes, *, again: bool = False) -> KvPayload | None:
+        """`again`: the same request has asked before; hits and misses are counted once."""
         with self._lock:
             self._expire()
             entry = self._use(key)
-            if entry is None:
-                self._counts.misses += 1
-                return None
-            self._counts.hits += 1
-            return entry.payload
+            if not again:
+                self._counts.hits += entry is not None
+                self._counts.misses += entry is None
+            return None if entry is None else entry.payload
 
     def put(self, key: bytes, payload: KvPayload) -> bool:
         """Keep it, if room can be made. What is known stays as it is: equal keys are equal bytes."""

@@ -78,11 +78,11 @@ class Tiers:
         """Whether blocks are kept as soon as they are full."""
         return self.keeps_blocks and self.config.policy == "write_through"
 
-    def block(self, key: bytes) -> KvPayload | None:
-        return self.blocks.get(key) if self.keeps_blocks else None
+    def block(self, key: bytes, *, again: bool = False) -> KvPayload | None:
+        return self.blocks.get(key, again=again) if self.keeps_blocks else None
 
-    def windows(self, key: bytes) -> KvPayload | None:
-        return self.windows_tier.get(key)
+    def windows(self, key: bytes, *, again: bool = False) -> KvPayload | None:
+        return self.windows_tier.get(key, again=again)
 
     def reserve(self, held: Held) -> bool:
         return self.blocks.reserve(self._bytes_of(held))
@@ -125,14 +125,17 @@ class Tiers:
         self._disk.when_read(found.count_arrived)
         return found
 
-    def prefetch(self, path: Sequence[bytes], away: Iterable[bytes]) -> Prefetch | None:
+    def prefetch(
+        self, path: Sequence[bytes], away: Iterable[bytes], deadline_ns: int | None = None
+    ) -> Prefetch | None:
         """Bring a prefix from disk to host memory; None where there is nothing to wait for.
 
         `path`: keys of its known blocks in order; `away`: of those among them that are not on the device.
+        `deadline_ns`: of a request that has waited before, for what the disk has.
         """
         if self._disk is None:
             return None
-        found = self._new_prefetch()
+        found = self._new_prefetch(deadline_ns)
         for key in away:
             self._bring(found, "block", self.blocks, key)
         if self._windows_on_disk:
@@ -217,8 +220,9 @@ class Tiers:
         if self._disk is not None:
             self._disk.check_integrity()
 
-    def _new_prefetch(self) -> Prefetch:
-        deadline_ns = self._clock.now_ns() + int(self.config.load_timeout_s * 1e9)
+    def _new_prefetch(self, deadline_ns: int | None = None) -> Prefetch:
+        if deadline_ns is None:
+            deadline_ns = self._clock.now_ns() + int(self.config.load_timeout_s * 1e9)
         found = Prefetch(deadline_ns, self._done.append)
         self._prefetches.add(found)
         return found

@@ -51,7 +51,7 @@ def plan_admission(
     def is_known(key: bytes) -> bool:
         if pool.knows(key):
             found[key] = None
-        elif (payload := kept.block(key)) is not None:
+        elif (payload := kept.block(key, again=sequence.has_asked)) is not None:
             found[key] = payload
         return key in found
 
@@ -59,7 +59,7 @@ def plan_admission(
 
     def kept_windows(limit: int) -> int:
         for number in range(min(limit // size, len(path.keys)), 0, -1):
-            payload = kept.windows(path.keys[number - 1])
+            payload = kept.windows(path.keys[number - 1], again=sequence.has_asked)
             if payload is not None:
                 windows[number * size] = payload
                 return number * size

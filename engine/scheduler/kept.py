@@ -7,13 +7,16 @@ from protocol.handoff import KvPayload
 
 
 class KeptKv(Protocol):
-    """Nothing here blocks or raises. A payload that was given out stays whole while somebody has it."""
+    """Nothing here blocks or raises. A payload that was given out stays whole while somebody has it.
 
-    def block(self, key: bytes) -> KvPayload | None:
+    `again`: the same sequence has asked before, and still waits.
+    """
+
+    def block(self, key: bytes, *, again: bool = False) -> KvPayload | None:
         """A block's persistent entries, where they are at hand."""
         ...
 
-    def windows(self, key: bytes) -> KvPayload | None:
+    def windows(self, key: bytes, *, again: bool = False) -> KvPayload | None:
         """The slot's part at the end of the block with that key."""
         ...
 
@@ -25,10 +28,10 @@ class KeptKv(Protocol):
 class NothingKept:
     """A KeptKv of an engine without tiers."""
 
-    def block(self, key: bytes) -> KvPayload | None:
+    def block(self, key: bytes, *, again: bool = False) -> KvPayload | None:
         return None
 
-    def windows(self, key: bytes) -> KvPayload | None:
+    def windows(self, key: bytes, *, again: bool = False) -> KvPayload | None:
         return None
 
     def reserve(self, held: Held) -> bool:

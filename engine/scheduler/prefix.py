@@ -29,15 +29,14 @@ def known_path(
     resumed: list[int] = []
     for index in range((len(sequence.token_ids) - 1) // size):
         previous, place = keys[-1] if keys else root, index * size
-        if sequence.resumed is not None:
-            key = chain_key(sequence, previous, index, size, resumed=place in sequence.resumed)
-        else:
-            key = chain_key(sequence, previous, index, size, resumed=False)
-            if not known(key) and place > window > 0:
-                key = chain_key(sequence, previous, index, size, resumed=True)
-                if known(key):
-                    resumed.append(place)
-        if not known(key):
+        again = sequence.resumed is not None and place in sequence.resumed
+        key = chain_key(sequence, previous, index, size, resumed=again)
+        found = known(key)
+        if not found and sequence.resumed is None and place > window > 0:
+            key = chain_key(sequence, previous, index, size, resumed=True)
+            if found := known(key):
+                resumed.append(place)
+        if not found:
             break
         keys.append(key)
     return Path(tuple(keys), tuple(resumed))

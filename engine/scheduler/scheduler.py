@@ -290,6 +290,7 @@ class Scheduler:
         if not self._slots and not lower:
             return False
         admission = plan_admission(sequence, self._root(sequence), self._pool, self._rules, self._kept)
+        sequence.has_asked = True
         if not self._fits(admission) and not self._make_way(lower, admission):
             return False
         self.waiting.remove(sequence)
@@ -317,7 +318,7 @@ class Scheduler:
                 self._counts.loaded_blocks += 1
             parent = key
         sequence.blocks += fresh
-        sequence.slot = self._slots.pop()
+        sequence.slot, sequence.has_asked = self._slots.pop(), False
         self._count_start(sequence, admission)
         sequence.passes, sequence.num_computed = start.passes, start.position
         sequence.num_registered = len(admission.known)
