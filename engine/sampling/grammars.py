@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from engine.errors import CompilingFailed, InvalidRequest
 from engine.sampling.grammar_compiler import SIMPLER, CompileLimits, GrammarCompiler, refused
-from engine.sampling.json_schema import check_schema
+from engine.sampling.json_schema import check_regex, read_schema
 from engine.sampling.matcher import GrammarMatcher
 from engine.sampling.watch import Watch
 from protocol.sampling import Structure
@@ -121,7 +121,9 @@ class Grammars:
             if size > self._limits.source_bytes:
                 raise refused(structure, f"it has {size} bytes, more than {self._limits.source_bytes}")
             if structure.kind in ("json_schema", "structural_tag"):
-                check_schema(structure)
+                return self._compiled_by_process(read_schema(structure))
+            if structure.kind == "regex":
+                check_regex(structure)
             return self._compiled_by_process(structure)
         except InvalidRequest as error:
             lasts = _PASSING_S if isinstance(error, CompilingFailed) else math.inf
