@@ -6,6 +6,7 @@ the sandbox's own devpts, and its other end comes back by the report: a socket b
 the command ended.
 """
 
+import errno
 import fcntl
 import os
 import socket
@@ -32,8 +33,9 @@ _TERMINAL_DEVICE = os.makedev(5, 2)  # the owner's end of a terminal, whichever 
 
 class Plumbing:
     """Owner's side of one command. `take` gets each piece of output with 0, or 1 for error output, and the
-    piece is gone when it returns; `ended` gets the last report; both on the channel's thread. `resize` is for
-    any thread, `drain` and `close` for the channel's, or for one that has not handed anything over yet."""
+    piece is gone when it returns; `ended` gets the last report, and `failed` what went wrong with one of the
+    command's descriptors; all on the channel's thread. `resize` is for any thread, `drain` and `close` for
+    the channel's, or for one that has not handed anything over yet."""
 
     def __init__(
         self,
@@ -44,11 +46,12 @@ class Plumbing:
         channel: Channel,
         take: Callable[[int, memoryview], None],
         ended: Callable[[Frame], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         """Makes the pipes and watches them. OSError when there is no descriptor left; none is held then."""
         self.flags = (WITH_INPUT if input.is_wanted else 0) | (WITH_TERMINAL if terminal is not None else 0)
         self._size, self._input, self._channel = terminal, input, channel
-        self._take, self._ended = take, ended
+        self._take, self._ended, self._failed = take, ended, failed
         self._lock = threading.Lock()  # guards `_size`, and a terminal against its close
         self._outputs: list[int | None] = [None, None]
         self._report: socket.socket | None = None
@@ -60,7 +63,7 @@ class Plumbing:
             self._handed.append(theirs.detach())
             if terminal is None:
                 self._make_pipes()
-            channel.watch(self._report.fileno(), self._on_report)
+            channel.watch(self._report.fileno(), partial(self._on_own, self._on_report))
             on_failure.pop_all()
 
     def hand_over(self) -> list[int]:
@@ -101,7 +104,7 @@ class Plumbing:
         for number in range(2):
             self._close_output(number)
         self._close_report()
-        self._take, self._ended = _take_nothing, _take_nothing
+        self._take, self._ended, self._failed = _take_nothing, _take_nothing, _take_nothing
 
     def _make_pipes(self) -> None:
         for number in range(2):
@@ -127,7 +130,17 @@ class Plumbing:
     def _add_output(self, number: int, fd: int) -> None:
         self._outputs[number] = fd
         os.set_blocking(fd, False)
-        self._channel.watch(fd, partial(self._on_output, number))
+        self._channel.watch(fd, partial(self._on_own, partial(self._on_output, number)))
+
+    def _on_own(self, step: Callable[[], None]) -> None:
+        """A sandbox that breaks the protocol is no longer to be talked to (ValueError). All else that goes
+        wrong here is this command's alone."""
+        try:
+            step()
+        except (ValueError, OverflowError):
+            raise
+        except Exception as error:
+            self._failed(error)
 
     def _on_output(self, number: int) -> None:
         if self._read(number) is None:
@@ -171,9 +184,12 @@ class Plumbing:
                 os.close(fd)
 
     def _take_terminal(self, fds: list[int]) -> None:
-        """Takes it out of the list. ValueError for anything else, and for one that nobody asked for."""
-        if len(fds) != 1 or self._size is None or self._outputs[0] is not None:
+        """Takes it out of the list. ValueError for anything else, and for one that nobody asked for; OSError
+        when no descriptor is free."""
+        if self._size is None or self._outputs[0] is not None:
             raise ValueError("a terminal that nobody asked for")
+        if not fds:  # the kernel drops what there is no room for
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         info = os.fstat(fds[0])
         if not stat.S_ISCHR(info.st_mode) or info.st_rdev != _TERMINAL_DEVICE:
             raise ValueError("a terminal that is none")

@@ -121,6 +121,7 @@ class RunningCommand:
         self._paused_before_ns = 0
         self._plumbing: Plumbing | None = None
         self._has_ended = False
+        self._fault: SandboxError | None = None  # of the owner's, which ends the command
         self._id = channel.new_id()
 
     def start(self) -> "RunningCommand":
@@ -152,6 +153,7 @@ class RunningCommand:
             channel=self._channel,
             take=self._take_output,
             ended=self._on_report,
+            failed=self._on_fault,
         )
         second = 0 if size is None else pack_size(size)
         handed = plumbing.hand_over()
@@ -261,6 +263,20 @@ class RunningCommand:
         self._finish(*decode_exit(frame))
         self._channel.forget(self._id)
 
+    def _on_fault(self, error: Exception) -> None:
+        """Its owner could not do its part, such as take a terminal when no descriptor is free."""
+        if self._has_ended:
+            raise error
+        try:
+            with translated("serving a command", sandbox_id=self._channel.name):
+                raise error
+        except SandboxError as fault:
+            self._fault = self._fault or fault
+        except Exception:
+            text = f"serving a command failed: {type(error).__name__}"
+            self._fault = self._fault or SandboxError(text, sandbox_id=self._channel.name)
+        self._end("killed")
+
     def _take_output(self, stream: int, data: memoryview) -> None:
         """What is beyond the limit counts for nothing: how much more came before the end is chance."""
         piece = data[: self._room]
@@ -356,7 +372,7 @@ class RunningCommand:
         self._host.finish()
 
         def settle(raised: BaseException | None) -> None:
-            if (failure := raised or error) is not None:
+            if (failure := raised or self._fault or error) is not None:
                 self.future.set_exception(failure)
             elif result is not None:
                 self.future.set_result(result)

@@ -102,7 +102,7 @@ def test_terminals_are_given_back(box):
 
 
 def test_a_bad_size_is_refused(box):
-    with pytest.raises(InvalidArgument, match="terminal="):
+    with pytest.raises(InvalidArgument, match="terminal: rows"):
         box.commands.start("true", terminal=TerminalSize(70_000, 1))
 
 

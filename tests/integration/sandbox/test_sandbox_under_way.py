@@ -3,14 +3,20 @@ limit: commands that keep many under way keep no terminal or file from their own
 do.
 """
 
+import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import pytest
+from ordinary_user import User, user
+
 from sandbox import Sandbox
 from sandbox.audit import sweep
 from sandbox.wire import TerminalSize
+
+__all__ = ["user"]  # a fixture
 
 HOLD_MANY = """
 import errno, os, sys
@@ -54,6 +60,21 @@ with Sandbox.create(state_dir=state, toolkit=toolkit) as box:
     print(box.commands.start("echo hi", terminal=TerminalSize()).wait().stdout, end="")
 """.replace("HOLD_MANY", repr(HOLD_MANY))
 
+# One owner's two sandboxes: what the first holds is counted for both.
+TWO_OWN = """
+import json, sys, threading
+from sandbox import Sandbox
+from sandbox.wire import TerminalSize
+options = {"state_dir": sys.argv[1], "toolkit": sys.argv[2]}
+with Sandbox.create(**options) as first, Sandbox.create(**options) as box:
+    held = threading.Event()
+    first.commands.start(["python3", "-c", HOLD_MANY], stdin=None, on_stdout=lambda _: held.set())
+    held.wait(30)
+    shown = box.commands.start("echo hi", terminal=TerminalSize()).wait().stdout
+    read = box.files.read("/etc/passwd")[:5].decode()
+    print(json.dumps([shown, read, box.commands.run("echo alive").stdout]))
+""".replace("HOLD_MANY", repr(HOLD_MANY))
+
 
 def test_descriptors_under_way_hold_up_no_terminal_and_no_file(box: Sandbox):
     held = threading.Event()
@@ -75,3 +96,9 @@ def test_an_owner_without_more_is_told_and_its_sandbox_lives(tmp_path: Path, too
     sweep(state)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["quota agent", "file_error agent", "alive", "hi"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_an_ordinary_users_sandboxes_do_not_hold_up_each_other(user: User):
+    """Without the helper they share a user, and so what is counted by user."""
+    assert user.run(TWO_OWN) == ["hi\r\n", "root:", "alive\n"]

@@ -1,0 +1,43 @@
+"""What goes wrong with one command on its owner's side ends that command, not the sandbox."""
+
+import errno
+import os
+
+import pytest
+
+from sandbox import Sandbox, plumbing
+from sandbox.errors import CapacityError, SandboxError
+from sandbox.wire import TerminalSize
+
+
+def test_a_terminal_that_no_descriptor_is_left_for_is_one_commands_end(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+):
+    def dup(fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    other = box.commands.start("read -r line; echo $line", stdin=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(plumbing.os, "dup", dup)
+        command = box.commands.start("sleep 600", terminal=TerminalSize(), stdin=None)
+        with pytest.raises(CapacityError, match="serving a command"):
+            command.wait()
+    other.send_stdin("alive\n")
+    assert other.wait().stdout == "alive\n"
+    assert box.commands.start("echo hi", terminal=TerminalSize()).wait().stdout == "hi\r\n"
+
+
+def test_a_fault_of_the_owners_is_one_commands_end(box: Sandbox, monkeypatch: pytest.MonkeyPatch):
+    other = box.commands.start("read -r line; echo $line", stdin=None)
+    command = box.commands.start("read -r line; echo $line; sleep 600", stdin=None)
+
+    def add(stream: int, data: bytes) -> None:
+        raise LookupError("a fault")
+
+    assert command._plumbing is not None
+    monkeypatch.setattr(command._plumbing, "_take", add)
+    command.send_stdin("go\n")
+    with pytest.raises(SandboxError, match="serving a command failed: LookupError"):
+        command.wait()
+    other.send_stdin("alive\n")
+    assert other.wait().stdout == "alive\n"
