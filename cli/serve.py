@@ -12,6 +12,7 @@ from cluster.background import start_in_background
 from cluster.config import DockyardConfig, load_config
 from cluster.lifeline import Stopped, die_with_parent, signals_held
 from cluster.state import StateFolder, end_deployment, is_alive
+from engine.model_path import model_path
 from protocol.errors import InvalidInput
 from sandbox.audit import sweep
 
@@ -60,6 +61,7 @@ def serve(
     if with_parent:
         die_with_parent(with_parent)
     settings = resolve(config, model, port, host, monolithic, kv_events_config)
+    model_path(settings.model)  # one that is not there is said before anything else
     try:
         with signals_held():
             step(f"loading {settings.model}: Ray, the workers, the gateway")
@@ -86,6 +88,7 @@ def up(
     Example: dockyard up smollm2 --port 8000 && dockyard chat "Hello"
     """
     settings = resolve(config, model, port, host, monolithic, kv_events_config)
+    model_path(settings.model)
     step(f"starting {settings.model} in the background")
     record = start_in_background(settings, step)
     value = {"id": record.id, "url": record.url, "pid": record.pid, "model": record.model}

@@ -74,7 +74,8 @@ def _family(folder: Path) -> Family:
     try:
         config: object = json.loads(path.read_bytes())
     except OSError as error:
-        raise BrokenModelFile(f"{path}: {error.strerror or error}") from error
+        hint = "name a GGUF file, or a folder that has config.json, *.safetensors and tokenizer.json"
+        raise BrokenModelFile(f"{path}: {error.strerror or error}", hint=hint) from error
     except (ValueError, RecursionError) as error:
         raise BrokenModelFile(f"{path}: not JSON ({error})") from error
     kind = cast(dict[str, Any], config).get("model_type") if isinstance(config, dict) else None

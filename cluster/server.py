@@ -14,7 +14,7 @@ from actors.token_client import TokenClient
 from cluster.config import DockyardConfig
 from cluster.deployment import Deployment, deployed
 from cluster.lifeline import signals_heard
-from cluster.state import DeploymentRecord, StateFolder, started_at
+from cluster.state import DeploymentRecord, StateFolder, is_alive, started_at
 from gateway.app import create_app
 from gateway.service import ChatService
 from protocol.errors import DockyardError, ResourceShortage
@@ -36,7 +36,7 @@ def serve(config: DockyardConfig, on_ready: Ready, say: Callable[[str], None]) -
     and what `deployed` raises.
     """
     state = StateFolder(config.state_dir)
-    with _listening(config) as listener, deployed(config, state, say) as deployment:
+    with _listening(config, state) as listener, deployed(config, state, say) as deployment:
         host, port = listener.getsockname()[:2]
         url = f"http://{host}:{port}"
 
@@ -104,8 +104,8 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _listening(config: DockyardConfig) -> Generator[socket.socket]:
-    """The port, taken before anything heavy starts."""
+def _listening(config: DockyardConfig, state: StateFolder | None = None) -> Generator[socket.socket]:
+    """The port, taken before anything heavy starts. `state` has those that may hold it."""
     host, port = config.gateway.host, config.gateway.port
     # With the protocol named, asyncio turns Nagle's algorithm off for each connection. Without, the second
     # write of a reply waits for the client's delayed acknowledgement of the first: 40 ms a request.
@@ -116,11 +116,21 @@ def _listening(config: DockyardConfig) -> Generator[socket.socket]:
             listener.bind((host, port))
             listener.listen(128)  # of two that have bound the port at once, this refuses one
         except OSError as error:
+            holder = "" if state is None else _holder(state, port)
             raise ResourceShortage(
-                f"gateway port {port} on {host}: {error.strerror}",
-                hint="choose another with --port, or 0 for a free one",
+                f"gateway port {port} on {host}: {error.strerror}{holder and f' by {holder}'}",
+                hint=f"{holder and 'end that with `dockyard down`, or '}"
+                "choose another with --port, or 0 for a free one",
             ) from error
         yield listener
+
+
+def _holder(state: StateFolder, port: int) -> str:
+    """The deployment of this user's that has the port; empty where it is somebody else."""
+    for record in state.records():
+        if record.url.endswith(f":{port}") and is_alive(record):
+            return f"deployment {record.id} (pid {record.pid}), which serves {record.model}"
+    return ""
 
 
 def _record_ready(state: StateFolder, deployment: Deployment, url: str) -> None:

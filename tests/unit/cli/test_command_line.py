@@ -205,3 +205,20 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_limit_beyond_the_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sandbox", "run", "--memory-mb", "16000000", "--", "true"]) == 4
     assert "this machine has" in said(capsys)
+
+
+@pytest.mark.parametrize("command", ["serve", "up"])
+def test_a_model_that_is_not_there_is_all_that_is_said(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKYARD_HOME", str(tmp_path))
+    assert run([command, "no-such"]) == 2
+    assert capsys.readouterr().err.startswith("dockyard: UnknownModel: model 'no-such'")
+
+
+def test_a_folder_without_a_model_says_what_one_has(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKYARD_HOME", str(tmp_path / "home"))
+    assert run(["serve", str(tmp_path), "--port", "0"]) == 2
+    assert "tokenizer.json" in capsys.readouterr().err

@@ -1,12 +1,15 @@
 """The gateway's listening socket: replies leave at once, and a taken port is said before anything starts."""
 
 import asyncio
+import os
 import socket
+from pathlib import Path
 
 import pytest
 
 from cluster.config import DockyardConfig
 from cluster.server import _listening
+from cluster.state import DeploymentRecord, StateFolder, started_at
 from gateway.config import GatewayConfig
 from protocol.errors import ResourceShortage
 
@@ -59,3 +62,22 @@ def test_a_taken_port_is_named():
         port = first.getsockname()[1]
         with pytest.raises(ResourceShortage, match=str(port)), _listening(config(port)):
             pass
+
+
+def test_a_port_that_an_own_deployment_has_is_said_so(tmp_path: Path):
+    state, pid = StateFolder(tmp_path), os.getpid()
+    with _listening(config(0)) as first:
+        port = first.getsockname()[1]
+        record = DeploymentRecord(
+            id="dep-1", pid=pid, started_at=started_at(pid), scratch="", model="nano", ready=True,
+            url=f"http://127.0.0.1:{port}",
+        )  # fmt: skip
+        state.write(record)
+        said = r"dep-1.*which serves nano"
+        with pytest.raises(ResourceShortage, match=said) as taken, _listening(config(port), state):
+            pass
+        assert "dockyard down" in taken.value.hint
+        state.forget(record.id)
+        with pytest.raises(ResourceShortage) as taken, _listening(config(port), state):
+            pass
+        assert "dockyard down" not in taken.value.hint
