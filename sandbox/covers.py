@@ -6,7 +6,7 @@ directory could be renamed with the mount on it, after which its name would be f
 `Policy.protected` and `Policy.hidden`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +34,12 @@ class Covers:
 
 def covers_of(policy: Policy, image: Image) -> Covers:
     """Raises InvalidArgument, which names the field, for a place that the image does not have, that a link
-    leads to or that lies in a writable directory."""
-    masked = [_found("masked", place, image) for place in policy.masked]
-    read_only = [_found("read_only", place, image) for place in policy.read_only]
+    leads to or that lies in a writable directory; and for a masked one that has a writable directory in it.
+    """
+    masked = _outermost(_found("masked", place, image) for place in policy.masked)
+    hidden = [place for place, _ in masked]
+    found = (_found("read_only", place, image) for place in policy.read_only)
+    read_only = [each for each in found if not any(_lies_in(each[0], place) for place in hidden)]
     return Covers(
         masked_directories=tuple(place for place, on_host in masked if on_host.is_dir()),
         masked_files=tuple(place for place, on_host in masked if not on_host.is_dir()),
@@ -49,9 +52,12 @@ def _found(field: str, place: str, image: Image) -> tuple[str, Path]:
     """The place without needless slashes, and where the host has it."""
     plain = "/" + "/".join(filter(None, place.split("/")))
     for directory in image.writable:
-        if plain.startswith(f"{directory}/"):
+        if _lies_in(plain, directory):
             instead = "hidden" if field == "masked" else "protected"
             raise _refused(field, place, f"lies in {directory}, which is written to", f"use `{instead}`")
+        if field == "masked" and _lies_in(directory, plain):
+            hint = f"name places beside {directory}, or {directory} itself"
+            raise _refused(field, place, f"has {directory} in it, which is written to", hint)
     root, parts = _source(plain, image)
     for path in _walk(root, parts):
         if path.is_symlink():
@@ -61,6 +67,19 @@ def _found(field: str, place: str, image: Image) -> tuple[str, Path]:
     if plain.startswith("/proc/") and (parts[0].isdecimal() or parts[0] in _OF_A_PROCESS):
         raise _refused(field, place, "is one process's", "name a file of the machine's, such as /proc/kcore")
     return plain, root.joinpath(*parts)
+
+
+def _outermost(found: Iterable[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """Without what lies in another one, of which nothing is there to lie a mount on."""
+    kept: list[tuple[str, Path]] = []
+    for place, on_host in sorted(set(found)):
+        if not any(_lies_in(place, other) for other, _ in kept):
+            kept.append((place, on_host))
+    return kept
+
+
+def _lies_in(place: str, directory: str) -> bool:
+    return place.startswith(f"{directory}/")
 
 
 def _source(plain: str, image: Image) -> tuple[Path, list[str]]:

@@ -108,6 +108,20 @@ def test_what_the_image_does_not_have_is_refused_before_anything_is_made(create:
             create(substrate=substrate, policy=Policy.model_validate({field: [place]}))
 
 
+def test_what_cannot_be_masked_as_a_whole_is_refused_by_its_field(create: Create, substrate: str):
+    with pytest.raises(InvalidArgument, match=r"masked: '/var/' has /var/tmp in it"):
+        create(substrate=substrate, policy=Policy(masked=("/var/",)))
+    narrow = create(substrate=substrate, policy=Policy(masked=("/var/tmp",), read_only=("/var",)))
+    assert not narrow.commands.run("touch /var/tmp/a").ok
+
+
+def test_places_within_masked_ones_are_masked_with_them(create: Create, substrate: str):
+    places = ("/usr/share", "/usr/share/doc", "/usr/share/", "/usr/share/perl")
+    narrow = create(substrate=substrate, policy=Policy(masked=places, read_only=("/usr/share/doc", "/root")))
+    assert narrow.commands.run("ls -A /usr/share").stdout == ""
+    assert not narrow.commands.run("touch /root/a").ok
+
+
 def test_a_call_may_ask_for_less_time_and_output_and_not_for_more(create: Create):
     box = create(policy=Policy(max_timeout_s=1, output_total_bytes=10_000))
     for wish, field in (
