@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from engine.cache.keys import ImageKey
-from engine.model.base import Bounds, Held
+from engine.model.bounds import Bounds, Held
 from engine.scheduler.resume import Pass
 from protocol.handoff import KvPayload
 from protocol.sampling import SamplingParams

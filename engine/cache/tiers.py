@@ -16,7 +16,7 @@ from engine.cache.events import Watch
 from engine.cache.host_tier import HostStatistics, HostTier
 from engine.cache.prefetch import Prefetch
 from engine.cache.tier_config import TierConfig
-from engine.model.base import Held
+from engine.model.bounds import Held
 from protocol.clock import Clock
 from protocol.handoff import KvPayload
 

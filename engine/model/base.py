@@ -8,19 +8,10 @@ from torch import Tensor
 
 from engine.chat.tokenizer import ChatTokenizer
 from engine.errors import InvalidRequest
+from engine.model.bounds import Bounds, Held, ResumeRules
 from engine.model.stages import StageClock
 from kernels.operations import Operations
 from protocol.handoff import KvPayload, StateLayout
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Of a sequence's rows, by absolute position. Properties of the request, however its rows are chunked."""
-
-    start: int = 0  # the first row that runs
-    write_from: int = 0  # persistent entries below are known, and stay as they are
-    window_from: int = 0  # windows reach no further back
-    decoder_from: int = 0  # rows below run the encoder alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +32,6 @@ class ChunkRows:
         return len(self.token_ids) if self.all_logits else int(self.wants_logits)
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a state holds of one sequence: its first `num_positions`."""
-
-    slot: int
-    blocks: Sequence[int]
-    num_positions: int
-    bounds: Bounds
-
-
 def check_prompt(token_ids: Sequence[int], vocabulary: int, max_positions: int) -> None:
     """Raises InvalidRequest: no ids, too many, or one that is no integer or that the model does not have."""
     if not 0 < len(token_ids) <= max_positions:
@@ -64,28 +45,6 @@ def check_prompt(token_ids: Sequence[int], vocabulary: int, max_positions: int) 
         raise InvalidRequest(
             f"a token id lies outside the vocabulary of {vocabulary}", parameter="prompt_ids"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeRules:
-    """What a model makes of a cached prefix, whose blocks hold persistent entries alone.
-
-    With windows a row needs more than the blocks: its slot's windows at the place where it goes on, which are
-    kept apart. Where they are gone and `replay` is on, the last window of the prefix runs again instead, and
-    entries behind it are not those of a whole pass. `decoder`: decoder layers see the last window of a
-    prompt alone, and their own windows are no part of what is kept.
-    """
-
-    window: int = 0  # positions that a row reaches back over; 0: the blocks are all
-    replay: bool = False
-    decoder: bool = False
-
-    def decoder_from(self, num_prompt: int) -> int:
-        return max(num_prompt - self.window, 0) if self.decoder else 0
-
-    def exact_until(self, num_prompt: int) -> int:
-        """The last position at which kept windows serve a prompt: decoder layers start there themselves."""
-        return self.decoder_from(num_prompt) if self.decoder else num_prompt
 
 
 class State(Protocol):

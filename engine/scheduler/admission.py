@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from engine.cache.block_pool import BlockPool
-from engine.model.base import ResumeRules
+from engine.model.bounds import ResumeRules
 from engine.request import Sequence
 from engine.scheduler.kept import KeptKv
 from engine.scheduler.prefix import extend_chain, known_path

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from engine.model.base import Held
+from engine.model.bounds import Held
 from protocol.handoff import KvPayload
 
 

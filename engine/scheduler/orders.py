@@ -6,7 +6,7 @@ they are right: whatever an order reads is there until a later one overwrites it
 
 from dataclasses import dataclass
 
-from engine.model.base import Held
+from engine.model.bounds import Held
 from engine.request import Sequence
 from protocol.handoff import KvPayload
 

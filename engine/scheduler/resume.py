@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.model.base import Bounds, ResumeRules
+from engine.model.bounds import Bounds, ResumeRules
 
 _ROWS_WORTH = 4  # in windows: the rows that are run rather than the last window again
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from engine.cache.block_pool import BlockPool
 from engine.cache.keys import root_key
-from engine.model.base import ResumeRules
+from engine.model.bounds import ResumeRules
 from engine.request import Sequence
 from engine.scheduler.admission import Admission, plan_admission
 from engine.scheduler.kept import KeptKv, NothingKept

@@ -1,5 +1,7 @@
 """The scheduler over random loads, without a model: budgets kept, nobody forgotten, all finish."""
 
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -240,3 +242,8 @@ def test_entries_that_are_gone_are_computed_anew_before_their_window() -> None:
         (False, 4, 12, bounds), (False, 12, 20, bounds), (False, 20, 28, bounds), (False, 28, 30, bounds),
     ]  # fmt: skip
     assert sequence.num_cached == 12
+
+
+def test_scheduling_loads_no_torch() -> None:
+    code = "import sys, engine.scheduler.scheduler; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
