@@ -87,7 +87,7 @@ class Commands:
         result = self.start(
             cmd, timeout_s=self.timeout_of_run(timeout_s), cwd=cwd, env=env, output_bytes=output_bytes,
             stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr,
-        ).wait()  # fmt: skip
+        ).wait_or_kill()  # fmt: skip
         return checked(result, self._channel.name) if check else result
 
     def start(

@@ -214,6 +214,16 @@ class RunningCommand:
                 words, hint="wait again, or kill it", sandbox_id=self._channel.name
             ) from error
 
+    def wait_or_kill(self) -> CommandResult:
+        """Blocks until it has ended. An interrupt of this thread ends it first, with all its processes; a
+        second one goes on at once."""
+        try:
+            return self.wait()
+        except BaseException:  # an interrupt, or what the command has ended with
+            self.kill()
+            self.future.exception()
+            raise
+
     def kill(self) -> None:
         """Ends the command and all its processes; `wait` then gives reason `killed`. Does not block; nothing
         happens to a command that has ended."""

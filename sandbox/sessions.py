@@ -132,7 +132,7 @@ class Session:
             result = self.start(
                 cmd, timeout_s=self.timeout_of_run(timeout_s), output_bytes=output_bytes, stdin=stdin,
                 on_stdout=on_stdout, on_stderr=on_stderr,
-            ).wait()  # fmt: skip
+            ).wait_or_kill()  # fmt: skip
         return checked(result, self.sandbox_id) if check else result
 
     def start(

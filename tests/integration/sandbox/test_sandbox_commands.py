@@ -182,6 +182,21 @@ def test_what_fails_alone_upon_a_process_without_memory_says_so(create):
     assert (eaten.reason, eaten.exit_code) == ("oom", 1)
 
 
+@pytest.mark.parametrize("way", ["commands", "session"])
+def test_an_interrupt_ends_what_is_waited_for(create, way: str):
+    box = create()
+    run = box.commands.run if way == "commands" else box.sessions.create().run
+    main = threading.get_ident()
+
+    def interrupt(_: str) -> None:
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run("echo; sleep 1000", timeout_s=600, on_stdout=interrupt)
+    assert box.commands.list() == ()
+    assert box.commands.run("true").ok
+
+
 def test_a_future_that_somebody_cancels_hides_no_command(create):
     """Not by hand, nor by asyncio, which cancels what it waits for."""
     box = create()
