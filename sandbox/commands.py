@@ -50,7 +50,7 @@ class Commands:
         self._log = log  # None: nobody wants to know what was run
         self._lock = threading.Lock()  # guards what follows
         self._running: dict[int, RunningCommand] = {}
-        self._together: set[RunningCommand] = set()  # these, and those that start
+        self._together: dict[int, RunningCommand] = {}  # these, and those that start
         leave_in_children(self)
 
     @property
@@ -139,11 +139,11 @@ class Commands:
         try:
             command.start()
         except BaseException:
-            self._forget(command, None)
+            self._forget(command.id, None)
             raise
         with self._lock:
             self._running[command.id] = command
-        command.future.add_done_callback(partial(self._forget, command))
+        command.future.add_done_callback(partial(self._forget, command.id))  # which the future keeps
         return command
 
     def timeout_of_run(self, timeout_s: float | None) -> float:
@@ -166,7 +166,7 @@ class Commands:
     def leave(self) -> None:
         """In a child of a fork: what runs is its parent's."""
         self._lock = threading.Lock()
-        running, self._running, self._together = self._running, {}, set()
+        running, self._running, self._together = self._running, {}, {}
         for command in running.values():
             command.leave()
 
@@ -191,14 +191,14 @@ class Commands:
         """What the kernel counts of the sandbox may be any of theirs from now on."""
         with self._lock:
             command.is_alone = not self._together
-            for other in self._together:
+            for other in self._together.values():
                 other.is_alone = False
-            self._together.add(command)
+            self._together[command.id] = command
 
-    def _forget(self, command: RunningCommand, _: object) -> None:
+    def _forget(self, id: int, _: object) -> None:
         with self._lock:
-            self._together.discard(command)
-            self._running.pop(command.id, None)
+            self._together.pop(id, None)
+            self._running.pop(id, None)
 
     def _words(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], *, with_terminal: bool) -> bytes:
         if not argv or not argv[0]:
