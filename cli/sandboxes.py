@@ -88,6 +88,8 @@ def run_command(
     """
     _check_memory(memory_mb)
     state = StateFolder(load_config().state_dir)
+    if keep is not None:
+        Snapshots(state.sandboxes).check_new(keep)  # before what would be lost has been done
     stdin = sys.stdin.buffer.read() if with_stdin else b""
     policy = chosen_policy(policy_file, preset, gateway)
     with Sandbox.create(
@@ -97,9 +99,10 @@ def run_command(
     ) as box:  # fmt: skip
         asked = command if len(command) > 1 else command[0]
         result = box.commands.run(asked, timeout_s=timeout_s, stdin=stdin)
+        exit_code = _told(result, as_json)
         if keep is not None:
             box.snapshot(keep)
-    return _told(result, as_json)
+    return exit_code
 
 
 @app.command("exec")

@@ -128,13 +128,17 @@ class Snapshots:
         remove_tree(doomed)
         return True
 
+    def check_new(self, name: str) -> None:
+        """Raises InvalidArgument for what is no name, or one that is taken by now."""
+        if (self._directory / _checked(name)).exists():
+            raise _taken(name)
+
     def keep(self, source: Source, name: str, *, max_bytes: int) -> Snapshot:
         """Copies a layer that does not change meanwhile, and keeps it under that name; blocks for as long as
         the copy takes. InvalidArgument for a name that is taken, FileTooLarge beyond `max_bytes`,
         CapacityError where the disk is full. Nothing is kept of one that failed."""
-        place = self._directory / _checked(name)
-        if place.exists():
-            raise _taken(name)
+        self.check_new(name)
+        place = self._directory / name
         with self.copied(source, name, max_bytes) as (draft, about):
             source.check()
             try:

@@ -1,7 +1,12 @@
 """`dockyard sandbox run`: the command's exit code is its own, whatever it is."""
 
+import json
+import os
+import secrets
 import subprocess
 import sys
+
+import pytest
 
 
 def test_a_command_that_exits_with_130_was_not_interrupted() -> None:
@@ -24,3 +29,20 @@ def test_a_limit_that_bit_is_told() -> None:
         [*command, "sh", "-c", forks], capture_output=True, text=True, timeout=120, check=False
     )
     assert "dockyard: pids limit: " in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="freezing needs root")
+def test_a_name_that_is_taken_is_said_before_anything_is_done() -> None:
+    command, name = [sys.executable, "-m", "cli.main", "sandbox"], f"test-{secrets.token_hex(6)}"
+    keep = [*command, "run", "--json", "--keep", name, "--", "echo done"]
+    try:
+        first = subprocess.run(keep, capture_output=True, text=True, timeout=120, check=False)
+        assert json.loads(first.stdout)["stdout"] == "done\n", first.stderr
+        again = subprocess.run(keep, capture_output=True, text=True, timeout=120, check=False)
+        assert again.returncode == 2
+        assert "is there already" in again.stdout + again.stderr
+        assert "done\\n" not in again.stdout
+    finally:
+        subprocess.run(
+            [*command, "snapshots", "--delete", name], capture_output=True, timeout=60, check=False
+        )
