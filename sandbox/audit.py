@@ -20,7 +20,7 @@ from sandbox.egress import links
 from sandbox.host_tree import remove_tree
 from sandbox.journal import Journal, Record
 from sandbox.layers import loops, residue
-from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
+from sandbox.places import INIT_BINARY, chosen_state_dir, default_toolkit
 from sandbox.policy.apparmor_profiles import LoadedProfiles
 from sandbox.processes import ProcessKey, boot_id, command_line, command_lines, find_process
 from sandbox.substrates.container import RUNTIMES
@@ -55,9 +55,9 @@ class Audit:
         return not self.leftovers
 
 
-def check_integrity(state_dir: Path | None = None) -> Audit:
+def check_integrity(state_dir: Path | str | None = None) -> Audit:
     """Looks at journal, processes, cgroups, mounts, links and directories; changes nothing. Milliseconds."""
-    state = state_dir or default_state_dir()
+    state = chosen_state_dir(state_dir)
     # Groups, layers and profiles before records: a sandbox that is being made has its record first.
     profiles = LoadedProfiles(state).users()
     layers = residue.found(state)
@@ -77,17 +77,17 @@ def check_integrity(state_dir: Path | None = None) -> Audit:
     return Audit(live, tuple(found))
 
 
-def leftovers(state_dir: Path | None = None) -> tuple[Leftover, ...]:
+def leftovers(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
     """What no live owner holds; nothing when all is well."""
     return check_integrity(state_dir).leftovers
 
 
-def sweep(state_dir: Path | None = None) -> tuple[Leftover, ...]:
+def sweep(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
     """Removes all leftovers and returns them; nothing the second time. Live sandboxes are not touched.
 
     Blocks until it is done, seconds at most. CapacityError when the kernel holds on to a cgroup.
     """
-    state = state_dir or default_state_dir()
+    state = chosen_state_dir(state_dir)
     found = leftovers(state)
     by_kind: dict[LeftoverKind, list[Leftover]] = {}
     for each in found:

@@ -23,7 +23,8 @@ from sandbox.limits import Limits
 from sandbox.policy import Network, Policy
 
 Deed = Literal[
-    "create", "exec", "kill", "set_network", "set_timeout", "snapshot", "fork", "refused", "end"
+    "create", "exec", "kill", "set_network", "set_timeout", "snapshot", "fork", "delete_snapshot", "refused",
+    "end",
 ]  # fmt: skip
 FILE_NAME = "audit.jsonl"
 MAX_BYTES, NUM_KEPT = 16 << 20, 8
@@ -90,9 +91,9 @@ class SandboxLog:
             return os.open(self._path, flags, 0o600)
 
 
-def entries(state_dir: Path) -> Iterator[dict[str, Any]]:
+def entries(state_dir: Path | str) -> Iterator[dict[str, Any]]:
     """All lines that are kept, oldest first. One that was cut short is left out."""
-    path = state_dir / FILE_NAME
+    path = Path(state_dir) / FILE_NAME
     for each in (*(_older(path, number) for number in range(NUM_KEPT, 0, -1)), path):
         with suppress(FileNotFoundError), each.open(encoding="utf-8") as file:
             for line in file:

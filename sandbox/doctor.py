@@ -18,7 +18,7 @@ from sandbox.guard.node import shared_guard
 from sandbox.helper import hierarchies_of, shared_helper
 from sandbox.layers.choice import choose
 from sandbox.limits import Asked, LimitName, settle
-from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
+from sandbox.places import INIT_BINARY, chosen_state_dir, default_toolkit
 from sandbox.policy import apparmor, apparmor_profiles, landlock
 from sandbox.refusals import Attempt
 from sandbox.sandbox import Sandbox
@@ -31,15 +31,17 @@ _MAKES: frozenset[Status] = frozenset({"enforced", "degraded"})
 _OTHER_RUNTIMES = ("youki", "runsc", "kata-runtime")
 
 
-def probe(*, state_dir: Path | None = None, toolkit: Path | None = None) -> tuple[Capability, ...]:
+def probe(
+    *, state_dir: Path | str | None = None, toolkit: Path | str | None = None
+) -> tuple[Capability, ...]:
     """Tries everything; about half a second. Leaves nothing behind and raises nothing: what fails is a
     finding.
 
     enforced: seen to work. degraded: works, with less. missing: not there, or refused by this host.
     unverified: could not be tried, since something that it needs is missing.
     """
-    state = state_dir or default_state_dir()
-    tools = toolkit or default_toolkit(state)
+    state = chosen_state_dir(state_dir)
+    tools = default_toolkit(state) if toolkit is None else Path(toolkit).absolute()
     needed = (_static_init(), _toolkit(tools))
     lacking = [each.name for each in needed if each.status != "enforced"]
     return (

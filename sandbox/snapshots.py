@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from sandbox.audit_log import SandboxLog
 from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError
 from sandbox.host_tree import remove_tree
 from sandbox.places import INIT_BINARY, default_state_dir
@@ -118,11 +119,13 @@ class Snapshots:
 
     def delete(self, name: str) -> bool:
         """Removes it, once no create reads it any more (milliseconds). False when there is none."""
-        doomed = self._draft_path()
+        doomed, known = self._draft_path(), self._load(self._directory / _checked(name))
         try:
-            (self._directory / _checked(name)).rename(doomed)
+            (self._directory / name).rename(doomed)
         except FileNotFoundError:
             return False
+        log = SandboxLog(self._state_dir, "" if known is None else known.sandbox_id)
+        log.note("delete_snapshot", name=name)  # in any case: it makes room on a disk that is full
         with suppress(InvalidArgument), _open_tree(doomed) as fd:
             fcntl.flock(fd, fcntl.LOCK_EX)
         remove_tree(doomed)

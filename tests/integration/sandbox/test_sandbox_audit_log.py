@@ -59,7 +59,8 @@ def test_every_deed_is_in_the_log(create, state_dir: Path, egress):
     box.kill()
     found = deeds(state_dir, box)
     assert found == [
-        "create", "exec", "exec", "kill", "set_network", "set_network", "snapshot", "fork", "kill", "end",
+        "create", "exec", "exec", "kill", "set_network", "set_network", "snapshot", "fork", "delete_snapshot",
+        "kill", "end",
     ]  # fmt: skip
     assert deeds(state_dir, child) == ["create", "kill", "end"]
     created, forked = last(state_dir, box, "create"), last(state_dir, child, "create")
@@ -68,7 +69,9 @@ def test_every_deed_is_in_the_log(create, state_dir: Path, egress):
     assert created["owner"] == {"pid": os.getpid(), "uid": os.geteuid()}
     assert (created["made_from"], forked["made_from"]) == ("", box.id)
     assert last(state_dir, box, "set_network")["version"] == 3
-    assert last(state_dir, box, "snapshot")["name"] == "ready"
+    assert (
+        last(state_dir, box, "snapshot")["name"] == last(state_dir, box, "delete_snapshot")["name"] == "ready"
+    )
     assert last(state_dir, box, "fork")["into"] == child.id
     assert last(state_dir, box, "end")["reason"] == "killed"
 

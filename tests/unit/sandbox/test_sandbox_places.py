@@ -6,6 +6,8 @@ import pytest
 
 from cluster.config import load_config
 from cluster.state import StateFolder
+from sandbox.audit import check_integrity, leftovers, sweep
+from sandbox.audit_log import entries
 from sandbox.places import default_home, default_state_dir, default_toolkit
 
 
@@ -31,3 +33,9 @@ def test_sandboxes_and_the_command_line_mean_the_same_places(
     assert default_home() == state.root == tmp_path / expected
     assert default_state_dir() == state.sandboxes
     assert default_toolkit(default_state_dir()) == state.toolkit
+
+
+def test_a_state_directory_may_be_a_text(tmp_path: Path) -> None:
+    assert check_integrity(str(tmp_path)) == check_integrity(tmp_path)
+    assert leftovers(str(tmp_path)) == sweep(str(tmp_path)) == ()
+    assert list(entries(str(tmp_path))) == []
