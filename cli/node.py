@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from protocol.errors import InvalidInput
-from sandbox.helper_start import run_helper, unit
+from sandbox.helper_start import Bounds, run_helper, unit
 
 app = typer.Typer(help="What root sets up on a machine for its ordinary users.", no_args_is_help=True)
 
@@ -22,6 +22,11 @@ def helper(
     place: Annotated[
         Path | None, typer.Option("--socket", help="Where it listens; only that user may connect.")
     ] = None,
+    memory_mb: Annotated[
+        int | None, typer.Option(help="Most memory of all of the user's sandboxes together, in MiB.")
+    ] = None,
+    pids: Annotated[int | None, typer.Option(help="Most processes of all of them together.")] = None,
+    cpu: Annotated[float | None, typer.Option(help="Most processors of all of them together.")] = None,
     is_unit: Annotated[
         bool, typer.Option("--unit", help="Print a template for systemd instead: dockyard-helper@.service.")
     ] = False,
@@ -32,13 +37,17 @@ def helper(
     a few hundred lines that import nothing else (sandbox/privileged). Runs until SIGTERM or Ctrl-C; then, and
     when the user's process ends, all that it has made is removed.
 
+    Where the user has limits by other cgroups, give some here too: what the helper hands to him is not below
+    these. With any, he has one state directory at a time.
+
     Example: dockyard node helper --user alice
 
     Example: dockyard node helper --unit > /etc/systemd/system/dockyard-helper@.service
     """
+    bounds = Bounds(memory_mb, pids, cpu)
     if is_unit:
-        typer.echo(unit(), nl=False)
+        typer.echo(unit(bounds), nl=False)
         return
     if not user:
         raise InvalidInput("--user is missing", hint="such as --user alice")
-    run_helper(user, place)
+    run_helper(user, place, bounds)

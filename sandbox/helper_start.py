@@ -4,6 +4,7 @@ import os
 import pwd
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,26 +26,49 @@ WantedBy=multi-user.target
 """
 
 
-def helper_words(user: str, place: Path | None = None) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a user's sandboxes, and whatever else he moves to where they are, may take together. None: no
+    bound."""
+
+    memory_mb: int | None = None
+    pids: int | None = None
+    cpu: float | None = None
+
+    def words(self) -> list[str]:
+        """For the helper. InvalidArgument for what is no bound."""
+        for name in ("memory_mb", "pids", "cpu"):
+            if (value := getattr(self, name)) is not None and not 0.01 <= value < 1 << 40:
+                raise InvalidArgument(f"{name}={value!r} bounds nothing", hint="give a positive number")
+        found = [] if self.memory_mb is None else [f"memory={self.memory_mb << 20}"]
+        found += [] if self.pids is None else [f"pids={self.pids}"]
+        return found + ([] if self.cpu is None else [f"cpu={round(self.cpu * 100_000)}"])
+
+
+_UNBOUNDED = Bounds()
+
+
+def helper_words(user: str, place: Path | None = None, bounds: Bounds = _UNBOUNDED) -> list[str]:
     """The command that is the helper: an interpreter that takes nothing from environment, home or site, so
     that no package and no file of the project's but `sandbox/privileged` is run. It listens at `place`, by
     default where that user's sandboxes look."""
     interpreter = str(Path(sys.executable).resolve())  # not the one of an environment, which may be anybody's
-    return [interpreter, "-I", "-S", str(PROGRAM.resolve()), user, *([] if place is None else [str(place)])]
+    listens = [] if place is None else [f"socket={place}"]
+    return [interpreter, "-I", "-S", str(PROGRAM.resolve()), user, *listens, *bounds.words()]
 
 
-def unit() -> str:
+def unit(bounds: Bounds = _UNBOUNDED) -> str:
     """A template for systemd, which starts the helper and nothing before it. UnsupportedError as below."""
     check_surroundings()
-    return _UNIT.format(command=" ".join(helper_words("%i")))
+    return _UNIT.format(command=" ".join(helper_words("%i", None, bounds)))
 
 
-def run_helper(user: str, place: Path | None = None) -> NoReturn:
+def run_helper(user: str, place: Path | None = None, bounds: Bounds = _UNBOUNDED) -> NoReturn:
     """Becomes the helper for that user, a name or a number. Raises InvalidArgument, UnsupportedError."""
     if os.geteuid() != 0:
         raise UnsupportedError("the helper needs root", hint="start it as root, or by systemd (--unit)")
     check_surroundings()
-    command = helper_words(str(find_uid(user)), place)
+    command = helper_words(str(find_uid(user)), place, bounds)
     os.execve(command[0], command, {"PATH": trust.PROGRAMS})
 
 

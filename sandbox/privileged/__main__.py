@@ -1,4 +1,5 @@
-"""python -I -S sandbox/privileged USER [SOCKET], as root: `dockyard node helper` and its unit run it."""
+"""python -I -S sandbox/privileged USER [socket=PATH] [memory=BYTES] [pids=NUMBER] [cpu=MICROSECONDS], which
+`dockyard node helper` and its unit run as root."""
 
 import fcntl
 import os
@@ -22,7 +23,7 @@ OBJECT = HERE.parent / "egress" / "egress.bpf.o"
 PLACE = Path("/run/dockyard")
 
 
-def main(user: str, place: str = "") -> None:
+def main(user: str, *words: str) -> None:
     """Serves until SIGTERM or Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: sys.exit())
@@ -35,7 +36,8 @@ def main(user: str, place: str = "") -> None:
 
     uid = find_uid(user)
     lock(uid)
-    at = Path(place or PLACE / f"helper-{uid}.sock")
+    bounds = dict(word.split("=", 1) for word in words)
+    at = Path(bounds.pop("socket", PLACE / f"helper-{uid}.sock"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         draft = Path(f"{at}.{os.getpid()}")
         listener.bind(str(draft))
@@ -44,7 +46,7 @@ def main(user: str, place: str = "") -> None:
         listener.listen()
         draft.rename(at)  # where it is found only now, in the place of one that was killed
         try:
-            Node(listener, uid, str(OBJECT), Ranges(uid, PLACE / "ids")).serve()
+            Node(listener, uid, str(OBJECT), Ranges(uid, PLACE / "ids"), bounds).serve()
         finally:
             at.unlink()
 

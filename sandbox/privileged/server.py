@@ -82,9 +82,14 @@ class Caller:
         return answer(name, *fds)
 
     def _open(self, state: str) -> _Answer:
+        if self._node.bounds and any(each.state not in ("", state) for each in self._node.callers):
+            raise Refused(
+                "full", "this helper has bounds for its user, who has one state directory at a time"
+            )
         self._node.settle()  # perhaps of this very state
         for top in self._node.tops:
             groups.hand_over(top / state, self._uid, self._gid)
+        groups.bound([top / state for top in self._node.tops], self._node.bounds)
         self.state = state
         return {}, []
 
@@ -130,12 +135,14 @@ class Caller:
 class Node:
     """All connections of one user."""
 
-    def __init__(self, listener: socket.socket, uid: int, file: str, ranges: Ranges) -> None:
+    def __init__(
+        self, listener: socket.socket, uid: int, file: str, ranges: Ranges, bounds: dict[str, str]
+    ) -> None:
         self._listener, self.uid, self.file, self._addresses = listener, uid, file, Addresses()
         self.denials = denials.entries(self._addresses.current())
         self.tops = groups.find_tops(Path("/proc/mounts").read_text())
         self.callers: list[Caller] = []
-        self.ranges, self._resting = ranges, list[int]()
+        self.ranges, self.bounds, self._resting = ranges, bounds, list[int]()
         # What a helper that was killed has left: nobody knows any more whose ids are in use.
         self._doomed = [place for top in self.tops for place in top.glob(f"u{uid}x*")]
 

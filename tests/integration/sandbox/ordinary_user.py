@@ -16,7 +16,7 @@ import pytest
 from sandbox_internet import Internet, wait_until
 
 from sandbox.egress import links
-from sandbox.helper_start import helper_words
+from sandbox.helper_start import Bounds, helper_words
 
 NOBODY = 65534
 REPOSITORY = Path(__file__).parents[3]
@@ -67,10 +67,10 @@ class User:
 
     @contextmanager
     def helped(
-        self, *, inside: Internet | None = None, ends_well: bool = True
+        self, *, inside: Internet | None = None, ends_well: bool = True, bounds: Bounds | None = None
     ) -> Iterator["subprocess.Popen[bytes]"]:
         """The helper runs meanwhile, in that network, and ends well unless it is said to be killed."""
-        words = helper_words(str(NOBODY), self.socket)
+        words = helper_words(str(NOBODY), self.socket, bounds or Bounds())
         process = _in(inside, lambda: subprocess.Popen(words))
         with process:
             try:

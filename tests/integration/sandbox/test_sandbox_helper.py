@@ -410,7 +410,7 @@ def test_what_root_runs_for_users_is_short_and_loads_nothing_else():
     assert sum(len(path.read_text().splitlines()) for path in files if path.is_file()) < 750
     script = f"""
 import runpy, sys
-sys.argv = [{str(PROGRAM)!r}, "65534", "/nowhere/at/all"]
+sys.argv = [{str(PROGRAM)!r}, "65534", "socket=/nowhere/at/all"]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 except OSError:

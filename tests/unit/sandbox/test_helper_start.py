@@ -7,7 +7,7 @@ import pytest
 
 from sandbox import helper_start
 from sandbox.errors import InvalidArgument, UnsupportedError
-from sandbox.helper_start import find_uid, helper_words
+from sandbox.helper_start import Bounds, find_uid, helper_words
 from sandbox.places import helper_socket
 from sandbox.privileged.trust import first_foreign, first_foreign_below
 
@@ -89,9 +89,18 @@ def test_its_interpreter_takes_nothing_from_its_surroundings():
     words = helper_words("7", Path("/run/x.sock"))
     assert words[1:3] == ["-I", "-S"]
     assert not Path(words[0]).is_symlink()
-    assert words[4:] == ["7", "/run/x.sock"]
+    assert words[4:] == ["7", "socket=/run/x.sock"]
+    bounded = helper_words("7", None, Bounds(memory_mb=64, pids=20, cpu=1.5))
+    assert bounded[4:] == ["7", f"memory={64 << 20}", "pids=20", "cpu=150000"]
     if os.geteuid() == 0:  # for others it is refused, as they could change what root would run
         assert f"ExecStart={' '.join(words[:4])} %i\n" in helper_start.unit()
+
+
+@pytest.mark.parametrize("name", ["memory_mb", "pids", "cpu"])
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_a_bound_that_bounds_nothing_is_refused(name: str, value: float):
+    with pytest.raises(InvalidArgument, match=name):
+        Bounds(**{name: value}).words()  # pyright: ignore[reportArgumentType]
 
 
 def test_a_user_looks_where_it_listens(monkeypatch: pytest.MonkeyPatch):
