@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actors.events_config import KvEventsConfig
 from engine.cache.tier_config import TierConfig
+from engine.config import MAX_SEQUENCES
 from gateway.config import GatewayConfig
 from protocol.errors import InvalidInput
 
@@ -25,11 +26,11 @@ class WorkersConfig(BaseModel):
     disaggregated: bool = True  # one prefill and one decode worker; false: one worker does both
     threads: int = Field(default=0, ge=0)  # a worker; 0 takes what the placement gives
     kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)  # a worker
-    max_sequences: int = Field(default=16, ge=1)  # in one decode step
+    max_sequences: int = Field(default=16, ge=1, le=MAX_SEQUENCES)  # in one decode step
     # outputs that may wait for a worker; beyond it a request is answered with 429 and when to come again
     max_waiting: int = Field(default=512, ge=1)
     starvation_s: float = Field(default=10.0, gt=0)  # who got no row for so long goes before everyone
-    token_budget: int = Field(default=256, ge=1)  # rows a step
+    token_budget: int = Field(default=256, ge=2)  # rows a step
     # positions a cache block, a multiple of the model's ratios; null takes the least that 16 divides too
     block_tokens: int | None = Field(default=None, ge=1)
     # of DeepSeek folders: `released` rounds as in training, `float32` takes widths that fill no group

@@ -8,6 +8,7 @@ from engine.cache.tier_config import TierConfig
 from kernels.limits import MAX_THREADS
 
 Role = Literal["both", "prefill", "decode"]
+MAX_SEQUENCES = 1 << 16  # each has a slot from the start on, which takes memory
 
 
 class EngineConfig(BaseModel):
@@ -25,9 +26,10 @@ class EngineConfig(BaseModel):
     # positions a cache block, a multiple of the model's ratios; None: the least that 16 divides too
     block_tokens: int | None = Field(default=None, ge=1)
     kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)  # 1 GiB holds 23,301 tokens of smollm2
-    max_sequences: int = Field(default=32, ge=1)  # in one step
+    max_sequences: int = Field(default=32, ge=1, le=MAX_SEQUENCES)  # in one step
     max_waiting: int = Field(default=512, ge=1)  # beyond it `add` refuses, the gateway answers 429
-    token_budget: int = Field(default=256, ge=1)  # rows a step: bounds how long decoding waits for a prefill
+    # rows a step: bounds how long decoding waits for a prefill; up to half are kept for who starves
+    token_budget: int = Field(default=256, ge=2)
     starvation_s: float = Field(default=10.0, gt=0)  # who got no row for so long goes before everyone
     # of a preempted sequence's KV; swap needs tiers.host_bytes, and recomputes where these are full
     preemption: Literal["recompute", "swap"] = "recompute"

@@ -8,8 +8,9 @@ from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.model.base import Held, Model, State
 from engine.model.registry import load_model
-from protocol.errors import DockyardError
+from protocol.errors import DockyardError, ResourceShortage
 
+_NO_MEMORY = re.compile(r"allocate memory|size calculation overflowed")  # in torch's words
 _DIGEST = re.compile(r"[0-9a-f]{16,128}")
 
 
@@ -23,7 +24,7 @@ class Weights:
         """`model`: loaded already, as the config has it; it stays its owner's to close.
 
         Raises UnknownModel, BrokenModelFile, MissingCapability; InvalidRequest where the cache is too small,
-        or its blocks do not fit the model.
+        or its blocks do not fit the model; ResourceShortage where it is too large for memory.
         """
         self._config, self._owns_model = config, model is None
         self.model: Model = model or _load(config, config.model)
@@ -43,6 +44,11 @@ class Weights:
 
         Raises UnknownModel, BrokenModelFile, InvalidRequest; then all stays as it was.
         """
+        if "#" in label:
+            raise InvalidRequest(
+                f"version is {label!r:.80}; '#' stands before the digest of weights changed in place",
+                parameter="version", hint="name it without",
+            )  # fmt: skip
         version = label
         if model is not None:
             self._replace(model)
@@ -105,7 +111,17 @@ class Weights:
             )
 
     def _new_state(self, model: Model) -> State:
-        return model.new_state(self.num_blocks, self.block_tokens, self._config.max_sequences)
+        config = self._config
+        try:
+            return model.new_state(self.num_blocks, self.block_tokens, config.max_sequences)
+        except (MemoryError, RuntimeError, OverflowError) as error:
+            if isinstance(error, RuntimeError) and not _NO_MEMORY.search(str(error)):
+                raise
+            raise ResourceShortage(
+                f"there is no memory for the caches: kv_cache_bytes is {config.kv_cache_bytes}, "
+                f"max_sequences is {config.max_sequences}: {error or 'out of memory'}",
+                hint="lower kv_cache_bytes, or max_sequences where each has windows, as in DeepSeek's models",
+            ) from error
 
 
 def _shape(model: Model) -> tuple[object, ...]:

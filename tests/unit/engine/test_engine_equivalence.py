@@ -63,7 +63,7 @@ def paged_logits(model: LlamaModel, ids: tuple[int, ...], chunk: int) -> torch.T
 
 
 @pytest.mark.parametrize(
-    ("operations", "token_budget"), [("c", 1), ("c", 7), ("c", 64), ("torch", 7)], indirect=["operations"]
+    ("operations", "token_budget"), [("c", 2), ("c", 7), ("c", 64), ("torch", 7)], indirect=["operations"]
 )
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_batched_and_chunked_equals_alone(

@@ -10,6 +10,7 @@ from tiny_gguf import TOKENS, write_tiny_gguf
 from engine import Engine, Request, SamplingParams
 from engine.errors import InvalidRequest
 from engine.model.llama import LlamaModel
+from protocol.errors import ResourceShortage
 
 PROMPT = tuple(range(10, 40))
 LONG = SamplingParams(max_tokens=8)
@@ -47,6 +48,15 @@ def test_other_tokens_are_refused(engine: Engine, tmp_path: Path) -> None:
     refuse(engine, other, "other tokens")
 
 
+@pytest.mark.parametrize("model", [None, "other.gguf"])
+def test_a_version_cannot_look_like_one_with_a_digest(engine: Engine, model: str | None) -> None:
+    """`a#DIGEST` names what its owner has told the digest of; other bytes would have the same keys."""
+    before = engine.fingerprint
+    with pytest.raises(InvalidRequest, match="'#' stands before the digest") as refused:
+        engine.update_weights("a#0123456789abcdef", model)
+    assert (refused.value.parameter, engine.fingerprint) == ("version", before)
+
+
 def test_a_reload_without_memory_for_its_caches_leaves_all_as_it_was(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +69,7 @@ def test_a_reload_without_memory_for_its_caches_leaves_all_as_it_was(
 
     monkeypatch.setattr(LlamaModel, "new_state", no_memory)
     monkeypatch.setattr(LlamaModel, "close", lambda model: closed.append(model))  # noqa: PLW0108 - a function is bound
-    with pytest.raises(MemoryError, match="no room"):
+    with pytest.raises(ResourceShortage, match=r"kv_cache_bytes is .* no room"):
         engine.update_weights("2", str(other))
     assert engine.model is before
     assert len(closed) == 1
