@@ -97,7 +97,8 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     """As a form takes it."""
     content = message.content
     if isinstance(content, list):
-        if foreign := next((part.type for part in content if part.type != "text"), None):
+        foreign = next((part.type for part in content if part.type != "text"), None)
+        if foreign is not None:
             raise InvalidRequest(
                 f"content part {clipped(foreign)!r}: this model reads text only", parameter="messages"
             )

@@ -143,7 +143,8 @@ def _bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
         raise InvalidRequest(
             f"logit_bias has {len(bias)} tokens; at most {_MOST_BIASES}", parameter="logit_bias"
         )
-    if foreign := next((key for key in bias or () if not _is_id(key)), None):
+    foreign = next((key for key in bias or () if not _is_id(key)), None)
+    if foreign is not None:
         raise InvalidRequest(
             f"logit_bias has {foreign[:40]!r}, which is no token id", parameter="logit_bias",
             hint='send ids of tokens: {"1234": -100}',

@@ -104,6 +104,8 @@ class Untouched:
             "messages",
             "content part 'yyy",
         ),
+        ({"messages": [{"role": "user", "content": [{"type": ""}]}]}, "messages", "content part ''"),
+        ({"logit_bias": {"": 1}}, "logit_bias", "'', which is no token id"),
     ],
 )
 def test_what_has_no_bound_of_its_own_is_refused_before_it_is_rendered(
