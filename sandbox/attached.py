@@ -15,6 +15,7 @@ from sandbox.checking import checked
 from sandbox.door import ask
 from sandbox.entries import Entry
 from sandbox.errors import InvalidArgument
+from sandbox.named import Named
 from sandbox.orders import checked_env
 from sandbox.processes import ProcessKey
 from sandbox.results import CommandResult
@@ -37,7 +38,7 @@ class Line:
         return ask(self._owner, request, patience_s)
 
 
-class AttachedSandbox:
+class AttachedSandbox(Named):
     """Made by `sandboxes.attach`. Thread-safe. Calls raise what the owner's raise; and UnsupportedError
     where it does not answer, as one that has died."""
 

@@ -23,6 +23,7 @@ from sandbox.errors import (
 )
 from sandbox.feed import Feed, Watchers
 from sandbox.feeding import Input
+from sandbox.named import Named
 from sandbox.output import OutputBuffer
 from sandbox.plumbing import Plumbing
 from sandbox.refusals import denials_since
@@ -95,7 +96,7 @@ class Call:
     output_total_bytes: int
 
 
-class RunningCommand:
+class RunningCommand(Named):
     """A command that has been started. `future` holds the CommandResult, or the error that kept it from
     starting; it cannot be cancelled, `kill` ends the command. Thread-safe."""
 

@@ -26,6 +26,7 @@ from sandbox.layers import LayerWish
 from sandbox.life import Life
 from sandbox.limits import MIB, Asked, check_lifetime
 from sandbox.making import Made, SandboxInfo, make
+from sandbox.named import Named
 from sandbox.orders import Order, checked_env, checked_labels, checked_order, checked_policy
 from sandbox.places import chosen_state_dir, default_toolkit
 from sandbox.policy import Network, Policy
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 MAX_FORKS = 100  # of one call
 
 
-class Sandbox:
+class Sandbox(Named):
     """A sandbox of this process. Thread-safe. Made by `create`; ends with `kill`, the end of the `with`
     block, its lifetime, its idle time, or its owner's process, whichever is first."""
 

@@ -17,6 +17,7 @@ from sandbox.errors import FileError, InvalidArgument
 from sandbox.feed import OnOutput
 from sandbox.files import Files
 from sandbox.forks import leave_in_children
+from sandbox.named import Named
 from sandbox.results import CommandResult
 from sandbox.running import RunningCommand
 
@@ -86,7 +87,7 @@ exit $__dockyard_code
 """
 
 
-class Session:
+class Session(Named):
     """One, for one command at a time. Thread-safe: a second command waits for the first."""
 
     def __init__(self, commands: Commands, cwd: str, env: Mapping[str, str]) -> None:
