@@ -1,0 +1,87 @@
+"""Ranges of ids for sandboxes whose owner is root: each is one sandbox's, whichever process has it.
+
+A range is held by a lock on one byte of a file, which ends with the process. Helpers for ordinary users have
+others (sandbox/privileged/ranges.py).
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import struct
+import threading
+from itertools import chain
+from pathlib import Path
+
+from sandbox.errors import CapacityError
+from sandbox.substrates.base import UIDS_A_SANDBOX
+
+# Between SSSD's ids for users of a directory (to 2,000,200,000) and systemd's for files of others (from
+# 0x7ffe0000): nobody's by custom. bubblewrap takes none from 0x80000000 on.
+_FIRST_ID, _LAST_ID = 0x78000000, 0x7FFE0000
+# Where these are all taken: what nspawn has for containers, above shadow's subordinate ids (to 600,100,000).
+_FIRST_MORE, _LAST_MORE = 0x24000000, 0x6FFF0000
+_LOCK = struct.Struct("=hh4xqqi4x")  # struct flock
+_BOOK = Path("/run/dockyard/ids-of-root")
+
+
+class RootRanges:
+    """Thread-safe. `draw` and `give_back` cost some microseconds."""
+
+    def __init__(self, book: Path = _BOOK) -> None:
+        """OSError where the book cannot be opened."""
+        book.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        self._book = os.open(book, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = threading.Lock()
+        self._held: set[int] = set()  # a lock does not keep out who has it
+
+    def draw(self) -> int:
+        """The first id of a range that no other sandbox of root's has. CapacityError where all are taken."""
+        with self._lock:
+            for first in chain(_around(_FIRST_ID, _LAST_ID), _around(_FIRST_MORE, _LAST_MORE)):
+                if first not in self._held and self._set(first, fcntl.F_WRLCK):
+                    self._held.add(first)
+                    return first
+        raise CapacityError("every range of ids is a sandbox's", hint="end other sandboxes of this host")
+
+    def give_back(self, first: int) -> None:
+        """Once nothing of the sandbox is left. Idempotent."""
+        with self._lock:
+            if first in self._held:
+                self._held.remove(first)
+                self._set(first, fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Gives back all."""
+        os.close(self._book)
+
+    def _set(self, first: int, kind: int) -> bool:
+        request = _LOCK.pack(kind, os.SEEK_SET, first // UIDS_A_SANDBOX, 1, 0)
+        try:
+            fcntl.fcntl(self._book, fcntl.F_OFD_SETLK, request)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        return True
+
+
+def shared_root_ranges() -> RootRanges:
+    """The one of this process, made at the first use; a forked child has its own, since locks of one opened
+    file do not keep each other out. OSError."""
+    with _shared_lock:
+        for pid in _shared.keys() - {os.getpid()}:
+            _shared.pop(pid).close()
+        if not _shared:
+            _shared[os.getpid()] = RootRanges()
+        return _shared[os.getpid()]
+
+
+_shared: dict[int, RootRanges] = {}
+_shared_lock = threading.Lock()
+
+
+def _around(first: int, last: int) -> "chain[int]":
+    """All ranges between, from one of them on: neither the same ones each time nor all tried for each."""
+    start = first + UIDS_A_SANDBOX * secrets.randbelow((last - first) // UIDS_A_SANDBOX)
+    return chain(range(start, last, UIDS_A_SANDBOX), range(first, start, UIDS_A_SANDBOX))
