@@ -204,16 +204,22 @@ class RunningCommand(Named):
 
     def wait(self, timeout_s: float | None = None) -> CommandResult:
         """Blocks until the command has ended. RequestTimeout after `timeout_s` leaves it running."""
-        check_seconds("timeout_s", timeout_s, LONGEST_S, or_zero=True)
+        self.check_patience(timeout_s)
         try:
             return self.future.result(timeout_s)
         except TimeoutError as error:
             if self.future.done():  # just now, or a watcher has raised it
                 return self.future.result()
-            words = f"command {self.id} has not ended within {timeout_s} s, and runs on"
-            raise RequestTimeout(
-                words, hint="wait again, or kill it", sandbox_id=self._channel.name
-            ) from error
+            raise self.runs_on(timeout_s) from error
+
+    def check_patience(self, timeout_s: float | None) -> None:
+        """InvalidArgument for what nobody can wait."""
+        check_seconds("timeout_s", timeout_s, LONGEST_S, or_zero=True)
+
+    def runs_on(self, timeout_s: float | None) -> RequestTimeout:
+        """What to tell whoever does not want to wait any longer."""
+        words = f"command {self.id} has not ended within {timeout_s} s, and runs on"
+        return RequestTimeout(words, hint="wait again, or kill it", sandbox_id=self._channel.name)
 
     def wait_or_kill(self) -> CommandResult:
         """Blocks until it has ended. An interrupt of this thread ends it first, with all its processes; a

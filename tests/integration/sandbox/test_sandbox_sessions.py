@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from sandbox import AsyncSandbox
+from sandbox.errors import RequestTimeout
 
 
 @pytest.fixture
@@ -154,5 +155,22 @@ def test_sessions_of_asyncio(state_dir, toolkit):
             with pytest.raises(asyncio.CancelledError):
                 await slow
             assert box.commands.list() == ()
+
+    asyncio.run(scene())
+
+
+def test_a_command_of_an_asyncio_session_is_started_and_waited_for_in_part(state_dir, toolkit):
+    async def scene():
+        async with await AsyncSandbox.create(state_dir=state_dir, toolkit=toolkit) as box:
+            session = await box.sessions.create()
+            await session.run("x=1")
+            command = await session.start('echo "$x"; read -r y', stdin=None)
+            for patience_s in (0, 0.01):
+                with pytest.raises(RequestTimeout, match="runs on"):
+                    await command.wait(patience_s)
+            assert command.is_running
+            command.send_stdin("on\n")
+            assert (await command.wait(20)).stdout == "1\n"
+            assert (await box.files.stat("/workspace")).type == "dir"
 
     asyncio.run(scene())

@@ -422,6 +422,12 @@ def test_asyncio_has_all_of_it(state_dir: Path, toolkit: Path):
                 forking.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await forking
+                taking = asyncio.ensure_future(box.snapshot("late"))
+                await asyncio.sleep(0)
+                taking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await taking
+                assert [each.name for each in Snapshots(state_dir).list()] == ["async"]
             finally:
                 kept.delete()
 
