@@ -2,7 +2,8 @@
 
 A block is in one of three states: held (reference count above 0), cached (count 0, content known by its key,
 reusable until evicted) or blank. Eviction takes the least recently released block that no other known block
-follows, so that no prefix loses its start before its end.
+follows, so that prefixes lose their end before their start. Only where each free block is followed by a held
+one, of somebody who has a copy of the start, does it take the least recently released of all.
 """
 
 import heapq
