@@ -19,13 +19,15 @@ Change = Callable[[], AbstractContextManager[object]]
 class Verdict:
     """`equal` of `answers` have the same ids; `same_bits` the same probabilities too, to the bit.
 
+    `answers` are those that were due, of which some may be `missing`, and those that nobody asked for.
     `taken` are the engine's counters of the path, `least` what each must reach, `absent` those that must be
-    0. Green: all ids are equal, no bit differs, and the counters prove the path.
+    0. Green: nothing is missing, all ids are equal, no bit differs, and the counters prove the path.
     """
 
     cell: str
     matrix: str
     answers: int
+    missing: int
     equal: int
     same_bits: int
     taken: dict[str, int]
@@ -37,6 +39,11 @@ class Verdict:
     @property
     def right(self) -> bool:
         return self.answers > 0 and self.equal == self.same_bits == self.answers
+
+    @property
+    def differing(self) -> int:
+        """Answers that came, and are not right."""
+        return self.answers - self.missing - self.same_bits
 
     @property
     def green(self) -> bool:
@@ -56,10 +63,14 @@ def judge(cell: Cell, subject: Subject, change: Change = nullcontext) -> Verdict
             found = cell.run(subject)
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
-        return Verdict(cell.name, subject.matrix, 0, 0, 0, {}, {}, {}, proved=False, error=told)
+        return Verdict(cell.name, subject.matrix, 0, 0, 0, 0, {}, {}, {}, proved=False, error=told)
     by = found.judge or subject
+    due = {case.name for case in subject.cases} if found.due is None else set(found.due)
+    missing = len(due - found.answers.keys())
     compared = [
         by.compare(name, answer, answer.resumed if found.may_resume else ())
+        if name in due
+        else (False, False)
         for name, answer in found.answers.items()
     ]
     equal, same = sum(ids for ids, _ in compared), sum(bits for _, bits in compared)
@@ -67,8 +78,9 @@ def judge(cell: Cell, subject: Subject, change: Change = nullcontext) -> Verdict
     taken = {name: count for name, (count, _) in proof.taken.items()}
     least = {name: count for name, (_, count) in proof.taken.items()}
     return Verdict(
-        cell.name, subject.matrix, len(compared), equal, same, taken, least, dict(proof.absent), proof.holds
-    )
+        cell.name, subject.matrix, len(compared) + missing, missing, equal, same,
+        taken, least, dict(proof.absent), proof.holds,
+    )  # fmt: skip
 
 
 def cell_named(name: str) -> Cell:

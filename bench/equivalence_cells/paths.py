@@ -1,12 +1,24 @@
-"""The cells: one function a path. Each says by the engine's counters whether its path was really taken."""
+"""The cells: one function a path. Each says by the engine's counters whether every prompt really took it."""
 
-import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.equivalence_cells.prompts import Case
+from bench.equivalence_cells.prefixes import (
+    begun_cases,
+    disk_hit,
+    evicted,
+    host_hit,
+    other_salt,
+    prefix_hit,
+    prefix_replayed,
+    shared_prefixes,
+)
+from bench.equivalence_cells.prompts import BLOCK, Case
 from bench.equivalence_cells.subject import (
     GREEDY,
+    HOST,
+    NO_WINDOWS,
     WARM,
     Answer,
     Answers,
@@ -15,13 +27,14 @@ from bench.equivalence_cells.subject import (
     Subject,
     collect,
     gather,
+    request_of,
+    rows_of,
 )
-from engine import Engine, Request, SamplingParams
+from engine import Engine, Request
 from engine.results import StepResult
 
-HOST = {"host_bytes": 1 << 30}
-_NO_WINDOWS = {"window_bytes": 0}  # chunks end where windows are kept
 _BEFORE = 5  # tokens that a request has given out when it is disturbed
+_TOGETHER = 5  # tokens at least of each prompt that come in one step with a neighbour's
 _AT_ONCE = 8  # prompts of three outputs
 _MOST_ONE_BY_ONE = 256  # tokens of a prompt that goes in chunks of 1 and 7
 
@@ -37,32 +50,27 @@ class Cell:
 
 def monolithic(subject: Subject) -> Found:
     """Each prompt whole and alone, knowing no prefix: a step for it, and one for each further token."""
-    engine = subject.engine(tiers=_NO_WINDOWS)
-    answers: Answers = {}
-    for case in subject.cases:
-        engine.add(request_of(case))
-        answers |= collect([engine])
-    counts, least = engine.statistics(), len(subject.cases) * GREEDY.max_tokens
-    rows = sum(case.length + GREEDY.max_tokens - 1 for case in subject.cases)
-    proof = Proof({"steps": (counts.steps, least), "rows": (counts.rows, rows)}, {
-        "further_steps": counts.steps - least, "further_rows": counts.rows - rows,
-    })  # fmt: skip
-    return Found(answers, proof)
+    return _one_by_one(subject, subject.cases, 8192)
 
 
 def chunks(size: int) -> Run:
-    def run(subject: Subject) -> Found:
-        engine = subject.engine(token_budget=size, tiers=_NO_WINDOWS)
-        answers: Answers = {}
-        fit = _in_chunks_of(size, subject)
-        for case in fit:
-            engine.add(request_of(case))
-            answers |= collect([engine])
-        least = sum(-(-case.length // size) + GREEDY.max_tokens - 1 for case in fit)
-        steps = engine.statistics().steps
-        return Found(answers, Proof({"steps": (steps, least)}, {"further_steps": steps - least}))
+    return lambda subject: _one_by_one(subject, _in_chunks_of(size, subject), size)
 
-    return run
+
+def _one_by_one(subject: Subject, cases: list[Case], size: int) -> Found:
+    """Each alone, in exactly the steps that a budget of `size` makes, and the rows of a first time."""
+    engine = subject.engine(token_budget=size, tiers=NO_WINDOWS)
+    answers: Answers = {}
+    so_taken = 0
+    for case in cases:
+        before = engine.statistics()
+        engine.add(request_of(case))
+        answers |= collect([engine])
+        now = engine.statistics()
+        steps, rows = now.steps - before.steps, now.rows - before.rows
+        so_taken += (steps, rows) == (-(-case.length // size) + GREEDY.max_tokens - 1, rows_of(case))
+    names = [case.name for case in cases]
+    return Found(answers, Proof({"prompts_in_their_steps": (so_taken, len(cases))}), names)
 
 
 def _in_chunks_of(size: int, subject: Subject) -> list[Case]:
@@ -75,109 +83,15 @@ def neighbours(subject: Subject) -> Found:
     engine = subject.engine(token_budget=96, max_sequences=6)
     for case in subject.cases:
         engine.add(request_of(case))
-    most = 0
+    beside = Counter[str]()
 
     def look(result: StepResult) -> None:
-        nonlocal most
-        most = max(most, len(result.tokens))
+        names = {output.request_id for output in result.tokens}
+        beside.update(names if len(names) > 1 else ())
 
     answers = collect([engine], look)
-    return Found(answers, Proof({"tokens_in_a_step": (most, 2)}))
-
-
-def shared_prefixes(subject: Subject) -> Found:
-    """All prompts of one tenant, which begin alike: behind what is known of each other, in turn.
-
-    Where windows do not run again, they are kept more often than by default.
-    """
-    often = {} if subject.replay or not subject.window else {"window_interval": subject.window}
-    engine = subject.engine(token_budget=128, tiers=often)
-    answers: Answers = {}
-    for case in subject.cases:
-        engine.add(Request(case.name, case.prompt_ids, GREEDY))
-        answers |= collect([engine])
-    hits = sum(answer.num_cached > 0 for answer in answers.values())
-    return Found(answers, Proof({"hits": (hits, 1)}), may_resume=True)
-
-
-def prefix_hit(subject: Subject) -> Found:
-    """Each prompt again, behind the blocks that the device still has: all of them."""
-    engine = subject.engine(kv_cache_bytes=subject.room_for_all())
-    subject.answer([engine], subject.cases, WARM)
-    answers = subject.answer([engine], subject.cases)
-    hits, least = sum(answer.num_cached > 0 for answer in answers.values()), subject.long_enough()
-    counts = engine.statistics().scheduler
-    taken = {"hits": (hits, least)}
-    if subject.window:
-        taken["exact_resumes"] = (counts.exact_resumes, least)
-    return Found(answers, Proof(taken, {"replayed_resumes": counts.replayed_resumes}))
-
-
-def prefix_replayed(subject: Subject) -> Found:
-    """Windows are gone, and the last one runs again: the answer is that of the rule, not of a whole pass."""
-    engine = subject.engine(tiers=_NO_WINDOWS, token_budget=64)
-    subject.answer([engine], subject.cases, WARM)
-    answers = subject.answer([engine], subject.cases)
-    counts, least = engine.statistics().scheduler, subject.long_enough()
-    places = sum(bool(answer.resumed) for answer in answers.values())
-    taken = {"replayed_resumes": (counts.replayed_resumes, least), "answers_with_places": (places, least)}
-    return Found(answers, Proof(taken, {"exact_resumes": counts.exact_resumes}), may_resume=True)
-
-
-def host_hit(subject: Subject) -> Found:
-    """The device forgets every block; those of host memory come back."""
-    engine = subject.engine(tiers=HOST)
-    subject.answer([engine], subject.cases, WARM)
-    forget_device(engine)
-    answers = subject.answer([engine], subject.cases)
-    counts, least = engine.statistics(), subject.long_enough()
-    return Found(answers, Proof({
-        "loaded_blocks": (counts.scheduler.loaded_blocks, least),
-        "host_hits": (counts.tiers.blocks.hits, least),
-    }))  # fmt: skip
-
-
-def forget_device(engine: Engine) -> None:
-    """Every block that nobody holds is reused."""
-    engine.pool.release(engine.pool.allocate(engine.pool.num_available))
-
-
-def disk_hit(subject: Subject) -> Found:
-    """Another engine finds what the first has left on disk. With replay on, windows are not kept there."""
-    with tempfile.TemporaryDirectory() as folder:
-        tiers = {**HOST, "disk_path": folder}
-        first = subject.engine(tiers=tiers)
-        subject.answer([first], subject.cases, WARM)
-        first.close()
-        second = subject.engine(tiers=tiers)
-        answers = subject.answer([second], subject.cases)
-        counts = second.statistics()
-        second.close()
-    disk, least = counts.tiers.disk, subject.long_enough()
-    assert disk is not None
-    proof = Proof(
-        {"disk_hits": (disk.hits, least), "loaded_blocks": (counts.scheduler.loaded_blocks, least)},
-        {"corrupt": disk.corrupt, "failures": disk.failures},
-    )
-    return Found(answers, proof, may_resume=subject.window > 0 and subject.replay)
-
-
-def evicted(subject: Subject) -> Found:
-    """In a cache that holds the longest prompt alone, every round drives out the one before."""
-    bytes_a_token = subject.model.cache_bytes_per_token()
-    room = int(bytes_a_token * (subject.longest + GREEDY.max_tokens + 32))
-    engine = subject.engine(kv_cache_bytes=max(room, 1 << 20))
-    if room < 1 << 20:  # no engine takes so small a cache: the rest of it is held meanwhile
-        engine.pool.allocate(max(engine.pool.num_available - room // int(bytes_a_token * 16), 0))
-    answers: Answers = {}
-    for sampling in (WARM, GREEDY):
-        for case in subject.cases:
-            engine.add(request_of(case, sampling))
-            while engine.has_work:
-                result = engine.step()
-                if sampling is GREEDY:
-                    gather(result, answers)
-    return Found(answers, Proof({"evictions": (engine.statistics().pool.evictions, 1)}))
+    together = sum(beside[case.name] >= _TOGETHER for case in subject.cases)
+    return Found(answers, Proof({"prompts_beside_others": (together, len(subject.cases))}))
 
 
 def preempted(how: str) -> Run:
@@ -186,28 +100,32 @@ def preempted(how: str) -> Run:
     def run(subject: Subject) -> Found:
         engine = subject.engine(max_sequences=1, preemption=how, tiers=HOST)
         answers: Answers = {}
+        gave_way = 0
         for case in subject.cases:
-            engine.add(request_of(case, priority=1))
-            while engine.has_work:
-                gather(engine.step(), answers)
-                if is_disturbed(answers, case) and f"urgent-{case.name}" not in answers:
-                    urgent = Request(f"urgent-{case.name}", case.prompt_ids[:16], WARM, cache_salt="urgent")
-                    engine.add(urgent)
+            before = engine.statistics()
+            _disturb(engine, case, answers)
             engine.check_integrity()
-        counts, least = engine.statistics(), len(subject.cases)
-        swaps = {"swapped": counts.scheduler.swapped, "swapped_bytes": counts.swapped_bytes}
-        taken = {"preemptions": (counts.scheduler.preemptions, least)}
-        if how == "swap":
-            taken |= {name: (count, least) for name, count in swaps.items()}
-        own = {name: answer for name, answer in answers.items() if not name.startswith("urgent-")}
-        return Found(own, Proof(taken, {} if how == "swap" else swaps))
+            now = engine.statistics()
+            swapped = now.scheduler.swapped > before.scheduler.swapped
+            moved = now.swapped_bytes > before.swapped_bytes
+            found = (now.scheduler.preemptions > before.scheduler.preemptions, swapped, moved)
+            gave_way += found == (True, how == "swap", how == "swap")
+        return Found(answers, Proof({"disturbed_prompts": (gave_way, len(subject.cases))}))
 
     return run
 
 
-def request_of(case: Case, sampling: SamplingParams = GREEDY, priority: int = 0) -> Request:
-    """Its own salt keeps other cases' prefixes away, which cells do not mean to hit."""
-    return Request(case.name, case.prompt_ids, sampling, priority, cache_salt=case.name)
+def _disturb(engine: Engine, case: Case, answers: Answers) -> None:
+    """Answer it, with an urgent request in its middle."""
+    engine.add(request_of(case, priority=1))
+    urgent = Request(f"urgent-{case.name}", case.prompt_ids[:16], WARM, cache_salt="urgent")
+    ends: Answers = {}
+    while engine.has_work:
+        result = engine.step()
+        gather(result, ends)
+        if is_disturbed(ends, case) and urgent.id not in ends:
+            engine.add(urgent)
+    answers |= {name: answer for name, answer in ends.items() if name != urgent.id}
 
 
 def is_disturbed(answers: Answers, case: Case) -> bool:
@@ -216,83 +134,105 @@ def is_disturbed(answers: Answers, case: Case) -> bool:
 
 
 def choices(subject: Subject) -> Found:
-    """Three outputs of one prompt, greedy, and so equal. As many prompts at once as leave room for theirs: an
-    output that has to wait for its place copies nothing."""
+    """Three outputs of one prompt, greedy, and so equal: its rows once, and a copy of the block that it has
+    begun for each further one. As many prompts at once as leave room for theirs: an output that has to wait
+    for its place computes the prompt's last rows anew."""
     engine = subject.engine(max_sequences=3 * _AT_ONCE, kv_cache_bytes=subject.room_for_all())
     answers: Answers = {}
     for start in range(0, len(subject.cases), _AT_ONCE):
         for case in subject.cases[start : start + _AT_ONCE]:
             engine.add(Request(case.name, case.prompt_ids, GREEDY, choices=3, cache_salt=case.name))
         answers |= collect([engine])
-    counts = engine.statistics().scheduler
-    assert len(answers) == 3 * len(subject.cases), "an output is missing"
-    return Found(answers, Proof({
-        "forks": (counts.forks, 2 * len(subject.cases)), "copied_blocks": (counts.copied_blocks, 1)
-    }))  # fmt: skip
+    rows = sum(rows_of(case) + 2 * (GREEDY.max_tokens - 1) for case in subject.cases)
+    begun = sum(case.length % BLOCK > 0 for case in subject.cases)
+    names = [name for case in subject.cases for name in (case.name, f"{case.name}#1", f"{case.name}#2")]
+    return Found(answers, _shared(engine, rows, 2 * len(subject.cases), 2 * begun), names)
+
+
+def _shared(engine: Engine, rows: int, forks: int, copies: int) -> Proof:
+    """By every fork: `rows` are the least there can be, and each one that computes anew needs more.
+
+    `copies`: of blocks in which a fork and its origin both write.
+    """
+    counts = engine.statistics()
+    taken = {
+        "forks": (counts.scheduler.forks, forks), "copied_blocks": (counts.scheduler.copied_blocks, copies),
+        "rows": (counts.rows, rows),
+    }  # fmt: skip
+    return Proof(taken, {"further_rows": counts.rows - rows})
 
 
 def forked(subject: Subject) -> Found:
     """A fork in the middle of an answer: behind the tokens that both have, each end is the right one."""
-    engine = subject.engine()
+    engine = subject.engine(max_sequences=2 * _AT_ONCE, kv_cache_bytes=subject.room_for_all())
     answers: Answers = {}
+    for start in range(0, len(subject.cases), _AT_ONCE):
+        at_once = subject.cases[start : start + _AT_ONCE]
+        for case in at_once:
+            engine.add(request_of(case))
+        while engine.has_work:
+            gather(engine.step(), answers)
+            for case in at_once:
+                if is_disturbed(answers, case):
+                    engine.fork(case.name, _fork_of(case))
+        engine.check_integrity()
     for case in subject.cases:
-        engine.add(request_of(case))
-    while engine.has_work:
-        gather(engine.step(), answers)
-        for case in subject.cases:
-            if is_disturbed(answers, case):
-                engine.fork(case.name, f"{case.name}#fork")
-    engine.check_integrity()
-    for case in subject.cases:
-        one, other = answers[case.name], answers[f"{case.name}#fork"]
-        answers[f"{case.name}#fork"] = Answer(
-            one.token_ids[:_BEFORE] + other.token_ids, one.logprobs[:_BEFORE] + other.logprobs
-        )
-    counts = engine.statistics().scheduler
-    return Found(answers, Proof({
-        "forks": (counts.forks, len(subject.cases)), "copied_blocks": (counts.copied_blocks, 1)
-    }))  # fmt: skip
+        one, other = answers.get(case.name), answers.pop(_fork_of(case), None)
+        if one is not None and other is not None:
+            answers[_fork_of(case)] = Answer(
+                one.token_ids[:_BEFORE] + other.token_ids, one.logprobs[:_BEFORE] + other.logprobs
+            )
+    rows = sum(rows_of(case) + GREEDY.max_tokens - _BEFORE for case in subject.cases)
+    begun = sum((case.length + _BEFORE - 1) % BLOCK > 0 for case in subject.cases)
+    names = [name for case in subject.cases for name in (case.name, _fork_of(case))]
+    return Found(answers, _shared(engine, rows, len(subject.cases), begun), names)
+
+
+def _fork_of(case: Case) -> str:
+    return f"{case.name}#fork"
 
 
 def weights_reloaded(subject: Subject) -> Found:
-    """The same weights come from their files again, as another version, in the middle of the answers."""
-    engine = subject.engine(tiers=HOST, kv_cache_bytes=subject.room_for_all())
+    """The same weights come from their files again, as another version, in the middle of every answer: what
+    each has had until then is computed anew."""
+    room = subject.room_for_all()
+    engine = subject.engine(tiers=HOST, kv_cache_bytes=room, max_sequences=len(subject.cases))
     answers: Answers = {}
     for case in subject.cases:
         engine.add(request_of(case))
-    reloads, again = 0, 0
+    reloads = going_on = again = 0
     while engine.has_work:
         gather(engine.step(), answers)
-        started = len(answers) == len(subject.cases)
-        if not reloads and started and min(len(a.token_ids) for a in answers.values()) >= _BEFORE:
+        out = {case.name: len(answers.get(case.name, Answer()).token_ids) for case in subject.cases}
+        if not reloads and min(out.values()) >= _BEFORE:
             reloads += 1
             engine.update_weights("2", subject.name)
-            going_on = {name for name, found in answers.items() if len(found.token_ids) < GREEDY.max_tokens}
-            again = sum(case.length for case in subject.cases if case.name in going_on)
+            begun = [case for case in subject.cases if out[case.name] < GREEDY.max_tokens]
+            going_on, again = len(begun), sum(case.length + out[case.name] - 1 for case in begun)
     engine.check_integrity()
     engine.close()
-    counts = engine.statistics()
-    once = sum(case.length + GREEDY.max_tokens - 1 for case in subject.cases)
-    taken = {"reloads": (reloads, 1), "rows_again": (counts.rows - once, max(again, 1))}
-    return Found(answers, Proof(taken, {"loaded_blocks": counts.scheduler.loaded_blocks}))
-
-
-def other_salt(subject: Subject) -> Found:
-    """A tenant finds nothing of another's, and the same answers."""
-    engine = subject.engine()
-    last = subject.cases[-1]
-    subject.answer([engine], [last], WARM, salt="one")
-    answers = subject.answer([engine], [last], salt="other")
-    cached = answers[last.name].num_cached
-    own = subject.answer([engine], [last], WARM, salt="one")[last.name].num_cached
-    return Found(answers, Proof({"cached_own": (own, 1)}, {"cached_of_another": cached}))
+    counts, once = engine.statistics(), sum(map(rows_of, subject.cases))
+    taken = {
+        "reloads": (reloads, 1), "prompts_going_on": (going_on, len(subject.cases)),
+        "rows_again": (counts.rows - once, max(again, 1)),
+    }  # fmt: skip
+    absent = {"further_rows": counts.rows - once - again, "loaded_blocks": counts.scheduler.loaded_blocks}
+    return Found(answers, Proof(taken, absent))
 
 
 def handed_over(subject: Subject) -> Found:
     engines = [subject.engine(role="prefill"), subject.engine(role="decode")]
-    answers = subject.answer(engines, subject.cases)
+    handed = set[str]()
+
+    def look(result: StepResult) -> None:
+        handed.update(handoff.header.request_id for handoff in result.handoffs)
+
+    for case in subject.cases:
+        engines[0].add(request_of(case))
+    answers = collect(engines, look)
     rows, least = engines[1].statistics().rows, len(subject.cases) * (GREEDY.max_tokens - 1)
-    return Found(answers, Proof({"decode_rows": (rows, least)}, {"computed_again": rows - least}))
+    taken = {"handed_prompts": (len(handed), len(subject.cases)), "decode_rows": (rows, least)}
+    return Found(answers, Proof(taken, {"computed_again": rows - least}))
 
 
 def _cut(size: int) -> Callable[[Subject], bool]:
@@ -303,7 +243,7 @@ CELLS = (
     Cell("monolithic", monolithic),
     *(Cell(f"chunks of {size}", chunks(size), _cut(size)) for size in (1, 7, 64, 512)),
     Cell("batch neighbours", neighbours),
-    Cell("shared prefixes", shared_prefixes),
+    Cell("shared prefixes", shared_prefixes, lambda subject: bool(begun_cases(subject))),
     Cell("prefix hit", prefix_hit),
     Cell("prefix replayed", prefix_replayed, lambda subject: subject.window > 0 and subject.replay),
     Cell("host-tier hit", host_hit),

@@ -7,9 +7,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.equivalence_cells.paths import HOST, Cell
-from bench.equivalence_cells.prompts import Case
-from bench.equivalence_cells.subject import GREEDY, WARM, Answer, Answers, Found, Proof, Subject, collect
+from bench.equivalence_cells.paths import Cell
+from bench.equivalence_cells.prompts import BLOCK, Case
+from bench.equivalence_cells.subject import (
+    GREEDY,
+    HOST,
+    WARM,
+    Answer,
+    Answers,
+    Found,
+    Proof,
+    Subject,
+    collect,
+    rows_of,
+)
 from engine import Request
 from engine.model_path import model_path
 
@@ -17,16 +28,17 @@ _LEAST = 3  # tokens of every case that are out when the process is killed
 
 
 def killed_and_resumed(subject: Subject) -> Found:
-    """A process that serves all prompts is killed; another engine goes on behind the tokens that were out."""
+    """A process that serves all prompts at once is killed in the middle of every answer; another engine goes
+    on behind the tokens that were out, whose rows it computes once."""
     with tempfile.TemporaryDirectory() as folder:
         given = Path(folder) / "given.json"
         given.write_text(json.dumps({
-            "model": subject.name, "replay": subject.replay, "kv_cache_bytes": subject.kv_cache_bytes,
+            "model": subject.name, "replay": subject.replay, "kv_cache_bytes": subject.room_for_all(),
             "cases": [[case.name, case.prompt_ids] for case in subject.cases],
         }))  # fmt: skip
         answers = _until_killed(given, subject.cases)
     begun = {name: len(answer.token_ids) for name, answer in answers.items()}
-    engine = subject.engine()
+    engine = subject.engine(kv_cache_bytes=subject.room_for_all())
     for case in subject.cases:
         done = tuple(answers[case.name].token_ids)
         if len(done) < GREEDY.max_tokens:
@@ -36,11 +48,9 @@ def killed_and_resumed(subject: Subject) -> Found:
         resumed += 0 < answer.first == begun[name]
         answers[name].token_ids += answer.token_ids
         answers[name].logprobs += answer.logprobs
-    rows = sum(
-        case.length + GREEDY.max_tokens - 1 for case in subject.cases if begun[case.name] < GREEDY.max_tokens
-    )
-    taken = {"resumed": (resumed, 1), "rows": (engine.statistics().rows, rows)}
-    return Found(answers, Proof(taken))
+    rows, least = engine.statistics().rows, sum(map(rows_of, subject.cases))
+    taken = {"resumed_prompts": (resumed, len(subject.cases)), "rows": (rows, least)}
+    return Found(answers, Proof(taken, {"further_rows": rows - least}))
 
 
 def _until_killed(given: Path, cases: list[Case]) -> Answers:
@@ -68,16 +78,17 @@ def weights_changed(subject: Subject) -> Found:
     changed = subject.changed()
     engine = subject.engine(tiers=HOST)
     subject.answer([engine], subject.cases, WARM)
+    kept, blocks = engine.statistics().tiers.blocks.entries, sum(c.num_known // BLOCK for c in subject.cases)
     engine.update_weights("2", changed.name)
     answers = subject.answer([engine], subject.cases)
     counts = engine.statistics()
     engine.close()
     as_before = [subject.compare(name, answer, ()) for name, answer in answers.items()]
     differing = sum(not same for _, same in as_before)
-    proof = Proof(
-        {"differing_from_old": (differing, len(answers))}, {"loaded_blocks": counts.scheduler.loaded_blocks}
-    )
-    return Found(answers, proof, judge=changed)
+    taken = {"differing_from_old": (differing, len(subject.cases)), "blocks_of_the_old": (kept, blocks)}
+    cached = sum(answer.num_cached for answer in answers.values())
+    absent = {"loaded_blocks": counts.scheduler.loaded_blocks, "cached": cached}
+    return Found(answers, Proof(taken, absent), judge=changed)
 
 
 PROCESS_CELLS = (

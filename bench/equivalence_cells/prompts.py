@@ -9,6 +9,7 @@ from engine.training.corpus import standard_library
 
 SHORT = (16, 31, 48, 77, 130, 200, 260, 330)
 LONGEST = 4_000
+BLOCK = 16  # positions of a block of the models that are compared
 _TOOLS = tuple(
     {
         "name": name,
@@ -34,6 +35,11 @@ class Case:
     @property
     def length(self) -> int:
         return len(self.prompt_ids)
+
+    @property
+    def num_known(self) -> int:
+        """Positions of the whole blocks that it can use when it comes again: its last row runs."""
+        return (self.length - 1) // BLOCK * BLOCK
 
 
 def cases(tokenizer: ChatTokenizer, lengths: tuple[int, ...]) -> list[Case]:

@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from engine.results import StepResult
 
 GREEDY = SamplingParams(max_tokens=64, ignore_eos=True, logprobs=0)
 WARM = replace(GREEDY, max_tokens=1)
+HOST = {"host_bytes": 1 << 30}
+NO_WINDOWS = {"window_bytes": 0}  # chunks end where windows are kept
 _SAME_END = 16 << 10  # bytes at each end of a tensor whose middle is changed
 
 
@@ -41,9 +43,11 @@ Answers = dict[str, Answer]
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The engine's own counters. `taken`: each with the least, above 0, that shows the path.
+    """The engine's own counters. `taken`: each with the least, above 0, that shows the path of every prompt.
 
-    `absent`: those of what is not on the path, and so 0.
+    A count of prompts (`…_prompts`) has all of them as its least; one of steps, rows or blocks is what all of
+    them together take, and where one could make up for another, what is beyond it is absent. `absent`: of
+    what is not on the path, and so 0.
     """
 
     taken: Mapping[str, tuple[int, int]]
@@ -59,12 +63,14 @@ class Proof:
 class Found:
     """Answers by the name of their case; a further one of a case is named `case#more`.
 
-    `may_resume`: windows may have run again on this path, at the places that the engine tells. `judge`: the
-    subject whose answers these are, where it is another one.
+    `due`: their names, of which none may be missing; unset: those of all cases. `may_resume`: windows may
+    have run again on this path, at the places that the engine tells. `judge`: the subject whose answers
+    these are, where it is another one.
     """
 
     answers: Answers
     proof: Proof
+    due: Sequence[str] | None = None
     may_resume: bool = False
     judge: "Subject | None" = None
 
@@ -151,9 +157,26 @@ class Subject:
         positions = sum(case.length + GREEDY.max_tokens + 64 for case in self.cases)
         return max(self.kv_cache_bytes, int(self.model.cache_bytes_per_token() * positions))
 
-    def long_enough(self) -> int:
-        """Cases that a cached prefix can serve: by more than a block behind a window."""
-        return sum(case.length > self.window + 32 for case in self.cases)
+    def positions_found(self, answer: Answer) -> int:
+        """That were known when it began. Where a decoder sees a window alone, the last one before them runs
+        again, and does not count as cached; where windows ran again, it does."""
+        if answer.num_cached == 0 or answer.resumed or not self.replay:
+            return answer.num_cached
+        return answer.num_cached + self.window
+
+    def long_cases(self) -> list[Case]:
+        """Those that a cached prefix can serve: by more than a block behind a window."""
+        return [case for case in self.cases if case.length > self.window + 32]
+
+
+def request_of(case: Case, sampling: SamplingParams = GREEDY, priority: int = 0) -> Request:
+    """Its own salt keeps other cases' prefixes away, which cells do not mean to hit."""
+    return Request(case.name, case.prompt_ids, sampling, priority, cache_salt=case.name)
+
+
+def rows_of(case: Case) -> int:
+    """That its prompt and its answer take, each once; the last token is given out and not run."""
+    return case.length + GREEDY.max_tokens - 1
 
 
 def collect(engines: list[Engine], each_step: Callable[[StepResult], None] | None = None) -> Answers:

@@ -12,7 +12,7 @@ def main(path: str) -> None:
     given = json.loads(Path(path).read_text())
     config = EngineConfig(
         model=given["model"], replay=given["replay"], kv_cache_bytes=given["kv_cache_bytes"], threads=1,
-        token_budget=64,
+        token_budget=2048, max_sequences=len(given["cases"]),
     )  # fmt: skip
     engine = Engine(config)
     for name, prompt_ids in given["cases"]:
