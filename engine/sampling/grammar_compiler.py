@@ -4,6 +4,7 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -107,10 +108,16 @@ class GrammarCompiler:
         except TimeoutError:
             error = _failed(structure, late)
         except EOFError:
-            cause = f"it takes more than {self._limits.seconds:g} s or too much memory to compile or follow"
-            error = _failed(structure, cause)
+            error = self._ended(structure)
         self.close()
         raise error
+
+    def _ended(self, structure: Structure) -> InvalidRequest:
+        assert self._process is not None
+        if self._process.wait() == -signal.SIGPROF:
+            return refused(structure, "it takes too long to follow, over a second for a few tokens", SIMPLER)
+        cause = f"it takes more than {self._limits.seconds:g} s or too much memory to compile"
+        return _failed(structure, cause)
 
     def _read(self, count: int, deadline: float) -> bytes:
         """Raises TimeoutError, and EOFError where the process has ended."""

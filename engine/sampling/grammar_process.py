@@ -4,7 +4,8 @@ What a client sends can take a compiler minutes and gigabytes, and nothing insid
 A grammar that is compiled at once may still take minutes to follow, so some outputs of each are tried too.
 Each frame is a length (8 bytes, big-endian) and JSON. In: the vocabulary and the limits, then one request a
 grammar. Out: `{"ready": true}`, then for each request `{"grammar": …}`, `{"slow": seconds}` or
-`{"error": …}`. Ends at the end of its input, and by SIGALRM in a grammar that takes too long.
+`{"error": …}`. Ends at the end of its input, by SIGALRM in a grammar that takes too long, and by SIGPROF in
+one that takes too long to follow.
 """
 
 import json
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO
 
 _MOST_TOKEN_S = 0.05  # of the processor; usual grammars take a hundredth of it at most
 _WALKS, _WALK_TOKENS = 6, 24
+_MOST_WALKS_S = 1.0  # all of them; the same
 _MAX_WHITESPACE = 64  # between the parts of JSON: a model may otherwise write line breaks for ever
 
 # xgrammar 0.2.9 writes strings of bounded length as these characters, which lets in control characters, of
@@ -78,7 +80,10 @@ def _compile(compiler: Any, kind: str, source: str) -> Any:
 def _is_slow(grammar: Any) -> bool:
     """Whether a token of some output takes longer than any should."""
     chance = random.Random(0)  # the same for every try of a grammar
-    return any(_walks_slowly(grammar, chance, repeats=walk % 2 == 1) for walk in range(_WALKS))
+    signal.setitimer(signal.ITIMER_PROF, _MOST_WALKS_S)  # one token may take minutes
+    slow = any(_walks_slowly(grammar, chance, repeats=walk % 2 == 1) for walk in range(_WALKS))
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return slow
 
 
 def _walks_slowly(grammar: Any, chance: random.Random, *, repeats: bool) -> bool:

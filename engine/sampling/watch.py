@@ -2,7 +2,8 @@
 
 A grammar's matcher is a C++ library's, which lets other threads run meanwhile and cannot be interrupted. Its
 calls run in a thread of their own. One that has had its time of the processor is given up with its thread,
-which works on to its end and answers nobody.
+which works on to its end and answers nobody. (Where that end comes while the interpreter's does, the process
+aborts: a thread that Python stops cannot be unwound through C++.)
 """
 
 import queue
