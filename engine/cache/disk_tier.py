@@ -147,7 +147,7 @@ class DiskTier:
         if len(data) > self.num_bytes:
             return False
         try:
-            with self._index.locked():
+            with self._index.locked(self.now_s()):
                 return self._is_fresh(name) or self._write(name, data)
         except FolderBusy:
             self._counts.skipped += 1
@@ -212,7 +212,7 @@ class DiskTier:
     def _give_up(self, name: str) -> None:
         """One that is not whole."""
         try:
-            with self._index.locked():
+            with self._index.locked(self.now_s()):
                 self._remove(name)
         except FolderBusy:
             self._index.forget(name)

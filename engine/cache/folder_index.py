@@ -75,30 +75,44 @@ class FolderIndex:
             with self._locked(_LOCK_WAIT_S):
                 for left in self.root.glob(f"{_LOG}.*{PART}"):
                     left.unlink()
-                self._clear()
-                for used_s, name, size in sorted(self._look(now_s)):
-                    self._put(name, File(size, used_s))
-                self._write_log()
+                self._look_anew(now_s)
         except FolderBusy:
             self.catch_up()
 
     @contextmanager
-    def locked(self) -> Generator[None]:
-        """What other processes have done until now is known meanwhile. Raises FolderBusy."""
+    def locked(self, now_s: float) -> Generator[None]:
+        """What other processes have done until now is known meanwhile. Raises FolderBusy.
+
+        A folder that somebody has cleared, or a log that has gone, is read and logged anew: each process
+        would keep the bound for what it has written itself, and all together none.
+        """
         with self._locked(_LOCK_WAIT_S):
-            self.catch_up()
+            if not self._catch_up():
+                self._look_anew(now_s)
             yield
 
     def catch_up(self) -> None:
         """Read what other processes have logged. Needs no lock."""
+        self._catch_up()
+
+    def _catch_up(self) -> bool:
+        """Whether there is a log."""
         try:
             log = os.open(self.root / _LOG, os.O_RDONLY)
         except FileNotFoundError:
-            return
+            return False
         try:
             self._read(log)
         finally:
             os.close(log)
+        return True
+
+    def _look_anew(self, now_s: float) -> None:
+        """The folder itself, and a log of it. The lock is held."""
+        self._clear()
+        for used_s, name, size in sorted(self._look(now_s)):
+            self._put(name, File(size, used_s))
+        self._write_log()
 
     def add(self, name: str, size: int, used_s: float) -> None:
         """An entry has come. The lock is held."""

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -184,10 +185,41 @@ def test_a_log_that_is_damaged_or_gone_is_made_again_from_the_folder(tmp_path: P
         assert tier.statistics().bytes == 5 * ENTRY
 
 
+def test_processes_whose_folder_is_cleared_keep_one_bound_again(tmp_path: Path) -> None:
+    """Without a log each kept the bound for itself, to the end of its life, and neither saw the other."""
+    one, other = tier_of(tmp_path), tier_of(tmp_path)
+    one.put("block", key(0), TAG, payload(0))
+    for left in tmp_path.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    for number in range(1, 20):
+        for tier in (one, other):
+            tier.put("block", key(100 * number + (tier is one)), TAG, payload(number))
+            assert sum(sizes(tmp_path).values()) <= 10 * ENTRY
+    assert (tmp_path / "index.log").exists()
+    one.read_news()
+    assert one.get("block", key(1900), TAG) is not None  # of the other
+    assert one.statistics().bytes == other.statistics().bytes == 10 * ENTRY
+    for tier in (one, other):
+        assert tier.statistics().failures == 0
+        tier.check_integrity()
+
+
+@pytest.mark.parametrize("gone", ["index.log", "*"])
+def test_a_folder_that_is_cleared_between_two_writes_is_logged_anew(tmp_path: Path, gone: str) -> None:
+    one = tier_of(tmp_path)
+    for number in range(4):
+        one.put("block", key(number), TAG, payload(number))
+    for left in tmp_path.glob(gone):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    one.put("block", key(9), TAG, payload(9))
+    expected = 1 if gone == "*" else 5
+    assert tier_of(tmp_path).statistics().entries == one.statistics().entries == expected
+
+
 def test_a_damaged_record_is_passed_over(tmp_path: Path) -> None:
     writer, reader = FolderIndex(tmp_path), FolderIndex(tmp_path)
     writer.read_folder(0.0)
-    with writer.locked():
+    with writer.locked(0.0):
         for number in range(3):
             writer.add(f"{key(number).hex()}.block", 10, 1.0)
     data = bytearray((tmp_path / "index.log").read_bytes())
