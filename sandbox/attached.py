@@ -19,10 +19,11 @@ from sandbox.named import Named
 from sandbox.orders import checked_env
 from sandbox.processes import ProcessKey
 from sandbox.results import CommandResult
+from sandbox.running import LONGEST_S
 from sandbox.status import IdleWish, SandboxStatus, status_of
 from sandbox.texts import utf8
 
-_SOON_S, _LONGEST_S = 30.0, 30 * 86_400.0
+_SOON_S = 30.0
 
 
 class Line:
@@ -87,7 +88,7 @@ class AttachedCommands:
         check: bool = False,
     ) -> CommandResult:
         """See `Commands.run`. Ends with the process that asks, if that is first: so does an interrupt."""
-        check_seconds("timeout_s", timeout_s, _LONGEST_S)
+        check_seconds("timeout_s", timeout_s, LONGEST_S)
         check_type("cmd", cmd, str, Sequence)
         words = cmd if isinstance(cmd, str) else list(cmd)
         answer = self._line.ask(

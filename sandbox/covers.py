@@ -14,6 +14,7 @@ from sandbox.errors import InvalidArgument
 from sandbox.images import Image
 from sandbox.policy import Policy
 from sandbox.policy.document import Device
+from sandbox.policy.paths import lies_in, plain
 
 _OF_A_PROCESS = ("self", "thread-self")
 
@@ -39,7 +40,7 @@ def covers_of(policy: Policy, image: Image) -> Covers:
     masked = _outermost(_found("masked", place, image) for place in policy.masked)
     hidden = [place for place, _ in masked]
     found = (_found("read_only", place, image) for place in policy.read_only)
-    read_only = [each for each in found if not any(_lies_in(each[0], place) for place in hidden)]
+    read_only = [each for each in found if not any(lies_in(each[0], place) for place in hidden)]
     return Covers(
         masked_directories=tuple(place for place, on_host in masked if on_host.is_dir()),
         masked_files=tuple(place for place, on_host in masked if not on_host.is_dir()),
@@ -50,45 +51,38 @@ def covers_of(policy: Policy, image: Image) -> Covers:
 
 def _found(field: str, place: str, image: Image) -> tuple[str, Path]:
     """The place without needless slashes, and where the host has it."""
-    plain = "/" + "/".join(filter(None, place.split("/")))
+    at = plain(place)
     for directory in image.writable:
-        if _lies_in(plain, directory):
+        if lies_in(at, directory):
             instead = "hidden" if field == "masked" else "protected"
             raise _refused(field, place, f"lies in {directory}, which is written to", f"use `{instead}`")
-        if field == "masked" and _lies_in(directory, plain):
+        if field == "masked" and lies_in(directory, at):
             hint = f"name places beside {directory}, or {directory} itself"
             raise _refused(field, place, f"has {directory} in it, which is written to", hint)
-    root, parts = _source(plain, image)
+    root, parts = _source(at, image)
     for path in _walk(root, parts):
         if path.is_symlink():
             raise _refused(field, place, "is reached by a link", "name the place that it leads to")
         if not path.exists():
             raise _refused(field, place, "is not in the image", "leave it out")
-    if plain.startswith("/proc/") and (parts[0].isdecimal() or parts[0] in _OF_A_PROCESS):
+    if at.startswith("/proc/") and (parts[0].isdecimal() or parts[0] in _OF_A_PROCESS):
         raise _refused(field, place, "is one process's", "name a file of the machine's, such as /proc/kcore")
-    return plain, root.joinpath(*parts)
+    return at, root.joinpath(*parts)
 
 
 def _outermost(found: Iterable[tuple[str, Path]]) -> list[tuple[str, Path]]:
     """Without what lies in another one, of which nothing is there to lie a mount on."""
-    kept: list[tuple[str, Path]] = []
-    for place, on_host in sorted(set(found)):
-        if not any(_lies_in(place, other) for other, _ in kept):
-            kept.append((place, on_host))
-    return kept
+    once = list(dict.fromkeys(found))
+    return [each for each in once if not any(lies_in(each[0], other) for other, _ in once)]
 
 
-def _lies_in(place: str, directory: str) -> bool:
-    return place.startswith(f"{directory}/")
-
-
-def _source(plain: str, image: Image) -> tuple[Path, list[str]]:
+def _source(place: str, image: Image) -> tuple[Path, list[str]]:
     """The host's directory that is shown there, and the rest of the way."""
     shown = {bind.target: bind.source for bind in image.binds} | {"/proc": Path("/proc")}
     for target in sorted(shown, key=len, reverse=True):
-        if plain == target or plain.startswith(f"{target}/"):
-            return shown[target], plain[len(target) :].split("/")[1:]
-    return image.skeleton, plain.split("/")[1:]
+        if place == target or lies_in(place, target):
+            return shown[target], place[len(target) :].split("/")[1:]
+    return image.skeleton, place.split("/")[1:]
 
 
 def _walk(root: Path, parts: list[str]) -> Iterator[Path]:

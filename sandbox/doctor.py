@@ -100,7 +100,7 @@ def _helper(state: Path) -> tuple[Capability, ...]:
 
 
 def _hierarchies(state: Path) -> tuple[cgroups.Hierarchy, ...]:
-    """None where the helper refuses, which is said elsewhere."""
+    """Those in which this process may make groups; none where the helper refuses, which is said elsewhere."""
     try:
         return hierarchies_of(state)
     except DockyardError:

@@ -40,6 +40,7 @@ from sandbox.errors import (
 )
 from sandbox.file_errors import FileErrors
 from sandbox.host_tree import read_tree
+from sandbox.memory_files import memory_file
 from sandbox.paths import MAX_DIRECTORY_BYTES, WORKDIR, absolute
 from sandbox.policy import Policy
 from sandbox.running import Host
@@ -311,12 +312,7 @@ class Files:
 
     def _send(self, place: str, chunk: memoryview, append: bool, mode: int) -> None:
         with translated("writing a file", sandbox_id=self._channel.name):
-            content = os.memfd_create("dockyard", os.MFD_CLOEXEC)
-            try:
-                os.write(content, chunk)
-            except BaseException:
-                os.close(content)
-                raise
+            content = memory_file(chunk)
         self._ask(Kind.WRITE, place, int(append), mode & 0o7777, fds=(content,))
 
     @contextmanager

@@ -26,7 +26,6 @@ class Record:
     boot: str  # of the kernel; pids and cgroups of an earlier one mean nothing
     substrate: str
     cgroups: tuple[str, ...]
-    directories: tuple[str, ...] = ()
     processes: tuple[ProcessKey, ...] = ()  # launcher and init, known once they run
     links: tuple[str, ...] = ()  # host ends of its network
 
@@ -125,7 +124,6 @@ def _parse(line: str) -> Record | None:
             boot=str(fields["boot"]),
             substrate=str(fields["substrate"]),
             cgroups=tuple(fields["cgroups"]),
-            directories=tuple(fields["directories"]),
             processes=tuple(ProcessKey(**each) for each in fields["processes"]),
             links=tuple(fields.get("links", ())),  # of an earlier version: none
         )

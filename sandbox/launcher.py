@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from sandbox.errors import StartError
+from sandbox.forks import close_in_children
+from sandbox.memory_files import memory_file
 from sandbox.nursery import Launcher, shared_nursery
 from sandbox.sealed import sealed_copy
 from sandbox.substrates.base import LaunchPlan
@@ -86,6 +88,8 @@ def launch(
     with ExitStack() as on_failure:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         on_failure.callback(ours.close)
+        close_in_children(ours)  # also while it is being made: see `forks`
+        close_in_children(theirs)
         # Before anything is sent: the kernel adds the sender's pid only for one who has asked already.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         adoption = None if adopter is None else _Adoption(adopter)
@@ -228,11 +232,8 @@ def _read_failure(errors: int) -> str:
 
 @contextmanager
 def _memory_file(content: bytes) -> Generator[int]:
-    """A file without a name; gone with its last descriptor."""
-    fd = os.memfd_create("dockyard", os.MFD_CLOEXEC)
+    fd = memory_file(content)
     try:
-        if content:
-            os.pwrite(fd, content, 0)  # which leaves its reader at the start
         yield fd
     finally:
         os.close(fd)

@@ -21,6 +21,7 @@ from functools import partial
 from sandbox.channel import Channel, receive
 from sandbox.feeding import Input
 from sandbox.forks import close_left
+from sandbox.memory_files import memory_file
 from sandbox.wire import WITH_INPUT, WITH_TERMINAL, Frame, Kind, TerminalSize, decode
 
 PIPE_BYTES = 1 << 18  # of output not read yet; fewer switches than with the kernel's 64 KiB
@@ -58,7 +59,7 @@ class Plumbing:
         self._handed: list[int] = []
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
-            self._handed.append(_file_of(words))
+            self._handed.append(memory_file(words))
             self._report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._handed.append(theirs.detach())
             if terminal is None:
@@ -226,14 +227,3 @@ def _spare_buffer() -> bytearray:
         return _SPARE.pop()
     except IndexError:
         return bytearray(PIPE_BYTES)
-
-
-def _file_of(words: bytes) -> int:
-    """A file without a name, which ends with its last descriptor."""
-    fd = os.memfd_create("dockyard", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, words)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from sandbox.policy.paths import plain
+
 PREFIX = "dockyard-"
 _CAPABILITIES = (
     *("audit_control", "audit_read", "audit_write", "block_suspend", "bpf", "checkpoint_restore", "ipc_lock"),
@@ -42,7 +44,7 @@ def profile(scope: str, *, protected: Sequence[str] = (), hidden: Sequence[str] 
     """A sandbox may read and not write what lies at and below `protected`, and do neither at `hidden`. Paths
     are matched, so folders above them can be neither made nor renamed, nor their modes changed.
     `scope`: letters and digits that tell owners apart."""
-    places = [_plain(path) for path in protected], [_plain(path) for path in hidden]
+    places = [plain(path) for path in protected], [plain(path) for path in hidden]
     rules = "\n".join(f"  {rule}," for rule in _rules(*places))
     name = f"{PREFIX}{scope}-{hashlib.sha256(rules.encode()).hexdigest()[:16]}"
     flags = "attach_disconnected,mediate_deleted"
@@ -69,11 +71,6 @@ def _rules(protected: Sequence[str], hidden: Sequence[str]) -> Iterator[str]:
         yield from _both("audit deny", path, "rwklx")
     for path in dict.fromkeys(parent for place in (*protected, *hidden) for parent in _parents(place)):
         yield from _itself("audit deny", path, "wl")
-
-
-def _plain(path: str) -> str:
-    """As the kernel writes it: one that begins with two slashes would match nothing."""
-    return "/" + "/".join(filter(None, path.split("/")))
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, field_serializer, field_validator, 
 from sandbox.layers import LayerWish
 from sandbox.policy.base import Document, refusal
 from sandbox.policy.network import Network
+from sandbox.policy.paths import plain
 
 MIB = 1 << 20
 MAX_TIMEOUT_S = 30 * 86_400.0  # as long as a sandbox can live
@@ -88,7 +89,7 @@ class Policy(Document):
     @classmethod
     def _spares_init(cls, places: tuple[str, ...]) -> tuple[str, ...]:
         for place in places:
-            if _top(place) in (".dockyard", "dev") or _plain(place) == "/proc":
+            if _top(place) in (".dockyard", "dev") or plain(place) == "/proc":
                 raise ValueError(f"{place!r} is what every sandbox needs; devices are `devices`'")
         return places
 
@@ -170,9 +171,5 @@ def _checked_network(value: object) -> object:
     return value
 
 
-def _plain(place: str) -> str:
-    return "/" + "/".join(filter(None, place.split("/")))
-
-
 def _top(place: str) -> str:
-    return _plain(place).split("/")[1]
+    return plain(place).split("/")[1]

@@ -139,7 +139,7 @@ def test_a_command_that_could_not_start_is_in_it_as_such(create, state_dir: Path
         raise OSError(EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sandbox.plumbing._file_of", is_full)
+        patch.setattr("sandbox.plumbing.memory_file", is_full)
         with pytest.raises(CapacityError):
             box.commands.run("true")
     first, second = (each for each in lines(state_dir, box) if each["deed"] == "exec")
