@@ -19,10 +19,11 @@ from sandbox.errors import InvalidArgument, PolicyDenied
 from sandbox.feed import OnOutput, Watchers
 from sandbox.files import WORKDIR
 from sandbox.forks import leave_in_children
+from sandbox.host import Host
 from sandbox.orders import checked_env
 from sandbox.policy import Policy
 from sandbox.results import CommandResult
-from sandbox.running import LONGEST_S, Call, Host, RunningCommand
+from sandbox.running import LONGEST_S, Call, RunningCommand
 from sandbox.texts import system_bytes, utf8
 from sandbox.wire import MAX_CHUNK_BYTES, TerminalSize, check_size, exec_words
 

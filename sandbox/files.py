@@ -39,11 +39,11 @@ from sandbox.errors import (
     translated,
 )
 from sandbox.file_errors import FileErrors
+from sandbox.host import Host
 from sandbox.host_tree import read_tree
 from sandbox.memory_files import memory_file
 from sandbox.paths import MAX_DIRECTORY_BYTES, WORKDIR, absolute
 from sandbox.policy import Policy
-from sandbox.running import Host
 from sandbox.texts import utf8
 from sandbox.wire import MAX_CHUNK_BYTES, Frame, Kind, Trouble, decode_done
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from protocol.clock import Clock
 from sandbox.arguments import check_seconds
@@ -23,6 +22,7 @@ from sandbox.errors import (
 )
 from sandbox.feed import Feed, Watchers
 from sandbox.feeding import Input
+from sandbox.host import Host
 from sandbox.named import Named
 from sandbox.output import OutputBuffer
 from sandbox.plumbing import Plumbing
@@ -39,46 +39,6 @@ KILL_GRACE_NS = 10_000_000_000
 _MINDER_DIED_TEXT = (
     b"dockyard: the process that watches over this command was killed or stopped, so the command was ended\n"
 )
-
-
-class Host(Protocol):
-    """What a command needs of its sandbox. Thread-safe."""
-
-    def counters(self) -> Counters:
-        """How often limits have bitten so far."""
-        ...
-
-    def counters_before(self) -> Counters:
-        """The same for what is about to begin."""
-        ...
-
-    def room(self, num_bytes: int) -> AbstractContextManager[bool]:
-        """Whether the sandbox's memory has room for so many bytes, which the block then writes."""
-        ...
-
-    def break_off(self) -> None:
-        """Ends the sandbox, which did not end a command. Called on the channel's thread; does not block."""
-        ...
-
-    def gone(self) -> SandboxGone | None:
-        """Why the sandbox has ended, None while it has not."""
-        ...
-
-    def begin(self) -> None:
-        """A command or file operation starts; a paused sandbox goes on."""
-        ...
-
-    def touch(self) -> None:
-        """Something is asked of one that runs; a paused sandbox goes on."""
-        ...
-
-    def paused_ns(self) -> int | None:
-        """How long the sandbox has been paused so far; None while it is."""
-        ...
-
-    def finish(self) -> None:
-        """One that had started has ended."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
