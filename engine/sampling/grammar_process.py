@@ -9,6 +9,7 @@ one that takes too long to follow.
 """
 
 import json
+import os
 import random
 import resource
 import signal
@@ -20,6 +21,12 @@ from typing import Any, BinaryIO
 _MOST_TOKEN_S = 0.05  # of the processor; usual grammars take a hundredth of it at most
 _WALKS, _WALK_TOKENS = 6, 24
 _MOST_WALKS_S = 1.0  # all of them; the same
+_MOST_WARNINGS_BYTES = 1 << 20
+# Warnings of what `json_schema` and `pattern` let through on purpose.
+_JUDGED = (
+    "oneOf", "is not recognized", "should be at the start", "should be at the end",
+    "in the middle of regex is ignored",
+)  # fmt: skip
 _MAX_WHITESPACE = 64  # between the parts of JSON: a model may otherwise write line breaks for ever
 
 # xgrammar 0.2.9 writes strings of bounded length as these characters, which lets in control characters, of
@@ -33,12 +40,14 @@ def main() -> None:
     start = _read(source)
     if start is None:
         return
+    warnings = os.memfd_create("warnings")
+    os.dup2(warnings, 2)
     compiler = _compiler(start)
     _limit_memory(start["memory_bytes"])
     _write(sink, {"ready": True})
     while (request := _read(source)) is not None:
         signal.setitimer(signal.ITIMER_REAL, start["seconds"])
-        answer = _answer(compiler, request)
+        answer = _answer(compiler, request, warnings)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _write(sink, answer)
 
@@ -50,9 +59,13 @@ def _compiler(start: dict[str, Any]) -> Any:
     return xgrammar.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
 
 
-def _answer(compiler: Any, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(compiler: Any, request: dict[str, Any], warnings: int) -> dict[str, Any]:
     try:
+        os.ftruncate(warnings, 0)
+        os.lseek(warnings, 0, os.SEEK_SET)
         grammar = _compile(compiler, request["kind"], request["source"])
+        if said := _left_out(warnings):
+            return {"error": f"it cannot be said whole: {said}"}
         if _is_slow(grammar):
             return {"slow": _MOST_TOKEN_S}
         return {"grammar": grammar.serialize_json()}
@@ -75,6 +88,14 @@ def _compile(compiler: Any, kind: str, source: str) -> Any:
             return compiler.compile_grammar(_exact(xgrammar.Grammar.from_structural_tag(source)))
         case _:
             return compiler.compile_grammar(source)
+
+
+def _left_out(warnings: int) -> str:
+    """What the library has warned of, but for what the engine has judged: in no other way does it say that it
+    leaves something out."""
+    lines = os.pread(warnings, _MOST_WARNINGS_BYTES, 0).decode(errors="replace").splitlines()
+    told = [line.partition("Warning: ")[2] for line in lines]
+    return next((said for said in told if said and not any(known in said for known in _JUDGED)), "")
 
 
 def _is_slow(grammar: Any) -> bool:

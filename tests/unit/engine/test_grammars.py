@@ -237,6 +237,17 @@ def test_a_grammar_that_somebody_holds_is_not_compiled_again(
         grammars.close()
 
 
+def test_what_the_library_only_warns_of_is_refused(grammars: Grammars) -> None:
+    """Whatever our own reading of a schema has missed."""
+    grammars.compile(Structure("regex", "ab"))  # the process is up
+    compiler = grammars._compiler
+    assert compiler is not None
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="cannot be said whole: multipleOf is not supported"):
+            compiler.compile(schema({"type": "number", "multipleOf": 2}))
+        assert compiler.compile(schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}))
+
+
 def test_a_grammar_that_is_too_large_is_given_up(tiny_tokenizer: ChatTokenizer) -> None:
     grammars = Grammars(tiny_tokenizer.token_bytes, {EOS}, CompileLimits(grammar_bytes=50))
     try:

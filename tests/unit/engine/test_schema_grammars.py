@@ -124,6 +124,8 @@ def test_whatever_the_grammar_lets_through_is_of_the_schema(
         ({"type": "object", "propertyNames": {"pattern": '"'}}, "propertyNames has a 'pattern'"),
         ({"type": "object", "patternProperties": {'"': WHOLE}}, "a 'patternProperties' that has"),
         ({"type": "string", "pattern": "a^b"}, "'^' in its middle"),
+        ({"type": "string", "pattern": "^(?=a).*$"}, "ookahead"),
+        ({"type": "string", "pattern": "^(?!ab)[a-z]+$"}, "ookahead"),
         ({"type": "string", "format": "date", "pattern": "x"}, "'pattern' beside 'format'"),
         ({"type": "string", "format": "uri", "minLength": 3}, "'minLength' beside 'format'"),
         ({"format": "date"}, "'format' without 'type'"),
