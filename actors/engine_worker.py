@@ -259,11 +259,8 @@ class EngineWorker:
         try:
             if not self._compiles(message.sampling.structure, message):
                 self._add(message)
-                return
         except Overloaded as error:
             self.refuse(message.request_id, error)
-            return
-        self._owned[message.request_id] = message.choices
 
     def _take_over(self, handoff: Handoff) -> None:
         """As `_submit`: whoever calls has few threads, and holds none of them while a grammar is compiled."""
@@ -278,8 +275,24 @@ class EngineWorker:
         if len(self._compiling) >= self.engine.config.max_waiting:
             raise Overloaded("too many grammars wait to be compiled")
         self._compiling.append(_id_of(waiting))
-        grammars.prepare(structure, lambda grammar=None: self._inbox.put(_Compiled(waiting, grammar)))
+        if isinstance(waiting, Submit):
+            self._owned[waiting.request_id] = waiting.choices
+        grammars.prepare(
+            structure, lambda grammar=None: self._inbox.put(_Compiled(waiting, grammar)),
+            lambda: self._is_wanted(waiting),
+        )  # fmt: skip
         return True
+
+    def _is_wanted(self, waiting: Submit | Handoff) -> bool:
+        """Whether it has not been given up meanwhile. Any thread may ask."""
+        if isinstance(waiting, Submit):
+            return waiting.request_id in self._owned
+        return not self._is_withdrawn(waiting)
+
+    def _is_withdrawn(self, handoff: Handoff) -> bool:
+        request_id, choice = handoff.header.request_id, handoff.header.choice
+        names = (request_id, f"{request_id}#{choice}", request_id.partition("/")[0])
+        return any(name in self._withdrawn for name in names)
 
     def _go_on_with(self, waiting: Submit | Handoff) -> None:
         self._compiling.remove(_id_of(waiting))
@@ -325,10 +338,9 @@ class EngineWorker:
             self._withdrawn.popitem(last=False)
 
     def _adopt(self, handoff: Handoff) -> None:
-        request_id, choice = handoff.header.request_id, handoff.header.choice
-        names = (request_id, f"{request_id}#{choice}", request_id.partition("/")[0])
-        if any(name in self._withdrawn for name in names):
+        if self._is_withdrawn(handoff):
             return
+        request_id = handoff.header.request_id
         self.engine.adopt(handoff)
         self._owned[request_id] = self._owned.get(request_id, 0) + 1
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakValueDictionary
 
-from engine.errors import CompilingFailed, InvalidRequest
+from engine.errors import CompilingFailed, InvalidRequest, Overloaded
 from engine.sampling.grammar_compiler import SIMPLER, CompileLimits, GrammarCompiler, refused
 from engine.sampling.json_schema import check_regex, read_schema
 from engine.sampling.matcher import GrammarMatcher
@@ -18,6 +18,7 @@ from protocol.sampling import Structure
 
 _Key = tuple[str, str]
 _MAX_CACHE_BYTES = 64 << 20
+_MAX_HELD_BYTES = 256 << 20  # of those that requests hold, and those that are kept
 _MAX_REFUSALS = 256
 _PASSING_S = 30.0  # that a refusal for want of time or memory lasts: another moment may have more of them
 
@@ -58,7 +59,8 @@ class Grammars:
         return self._known(key) is not None or self._refusal(key) is not None
 
     def compile(self, structure: Structure) -> Any:
-        """The compiled grammar. Raises InvalidRequest that names the field and the cause."""
+        """The compiled grammar. Raises InvalidRequest that names the field and the cause; Overloaded where
+        those that requests hold take too much memory for another."""
         key = _key(structure)
         if (cause := self._refusal(key)) is not None:  # first: one that has been condemned may be held still
             raise InvalidRequest(cause, parameter=structure.field)
@@ -66,16 +68,23 @@ class Grammars:
             return grammar
         with self._lock:
             if (grammar := self._known(key)) is None:  # nobody else has compiled it meanwhile
+                self._check_room()
                 grammar = self._compile(structure)
                 self._keep(key, grammar)
             return grammar
 
-    def prepare(self, structure: Structure, done: Callable[[object], None]) -> None:
+    def prepare(
+        self, structure: Structure, done: Callable[[object], None], wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """Compile in another thread, then call `done` there with what has come of it, the grammar or the
-        refusal: while that is held, `compile` answers at once, however many others come between."""
+        refusal: while that is held, `compile` answers at once, however many others come between.
+
+        `wanted`: whether anybody still waits, asked there when its turn has come; else nothing is compiled,
+        and `done` gets None.
+        """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._thread.submit(self._prepare, structure, done)
+        self._thread.submit(self._prepare, structure, done, wanted)
 
     def matcher(self, structure: Structure) -> GrammarMatcher:
         """At the start of the structure, or of the reasoning before it. Raises as `compile`."""
@@ -95,13 +104,18 @@ class Grammars:
             if self._compiler is not None:
                 self._compiler.close()
 
-    def _prepare(self, structure: Structure, done: Callable[[object], None]) -> None:
+    def _prepare(
+        self, structure: Structure, done: Callable[[object], None], wanted: Callable[[], bool]
+    ) -> None:
         outcome: object = None
         try:
-            outcome = self.compile(structure)
+            if wanted():
+                outcome = self.compile(structure)
         except InvalidRequest as error:
             error.__traceback__ = None  # its frames would hold what was compiled
             outcome = self._held_refusals[_key(structure)] = error
+        except Overloaded:
+            pass  # whoever asks for it is told
         finally:
             done(outcome)
 
@@ -114,6 +128,11 @@ class Grammars:
             return str(held)
         cause, until = self._refused.get(key, ("", 0.0))
         return cause if time.monotonic() < until else None
+
+    def _check_room(self) -> None:
+        taken = sum(grammar.memory_size_bytes for grammar in list(self._held.values()))
+        if taken >= _MAX_HELD_BYTES:
+            raise Overloaded(f"the grammars of requests that run or wait take {taken} bytes")
 
     def _compile(self, structure: Structure) -> Any:
         try:
