@@ -198,6 +198,12 @@ def test_parts_and_the_newer_name_of_max_tokens(sdk: openai.OpenAI, expected: st
         ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "cannot be compiled"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "none"),
         (
+            {"structured_outputs": {"json": r'{"properties": {"\ud800": {"not": {}}}}'}},
+            "structured_outputs.json",
+            "half a surrogate pair",
+        ),
+        ({"structured_outputs": {"regex": "(={0,40}){0,40}b"}}, "structured_outputs.regex", "long to follow"),
+        (
             {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
             "structured_outputs.regex",
             "both say what the text must be",
@@ -210,6 +216,7 @@ def test_parts_and_the_newer_name_of_max_tokens(sdk: openai.OpenAI, expected: st
         ({"min_p": 2}, "min_p", "min_p is 2"),
         ({"min_tokens": 30}, "min_tokens", "min_tokens is 30, more than max_tokens, 24"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "no token id"),
+        ({"logit_bias": {"": 1}}, "logit_bias", "no token id"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "outside the vocabulary"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5", "logit_bias.5 is 101"),
         ({"stop_token_ids": [99999]}, "stop_token_ids", "outside the vocabulary"),
