@@ -30,7 +30,7 @@ class WorkersConfig(BaseModel):
     # outputs that may wait for a worker; beyond it a request is answered with 429 and when to come again
     max_waiting: int = Field(default=512, ge=1)
     starvation_s: float = Field(default=10.0, gt=0)  # who got no row for so long goes before everyone
-    token_budget: int = Field(default=256, ge=2)  # rows a step
+    token_budget: int = Field(default=256, ge=1)  # rows a step
     # positions a cache block, a multiple of the model's ratios; null takes the least that 16 divides too
     block_tokens: int | None = Field(default=None, ge=1)
     # of DeepSeek folders: `released` rounds as in training, `float32` takes widths that fill no group

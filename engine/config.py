@@ -29,7 +29,7 @@ class EngineConfig(BaseModel):
     max_sequences: int = Field(default=32, ge=1, le=MAX_SEQUENCES)  # in one step
     max_waiting: int = Field(default=512, ge=1)  # beyond it `add` refuses, the gateway answers 429
     # rows a step: bounds how long decoding waits for a prefill; up to half are kept for who starves
-    token_budget: int = Field(default=256, ge=2)
+    token_budget: int = Field(default=256, ge=1)
     starvation_s: float = Field(default=10.0, gt=0)  # who got no row for so long goes before everyone
     # of a preempted sequence's KV; swap needs tiers.host_bytes, and recomputes where these are full
     preemption: Literal["recompute", "swap"] = "recompute"

@@ -123,21 +123,15 @@ class Scheduler:
         # Those that run may take every row of every step; half of them is for one left waiting too long.
         reserved = -(-self._limits.token_budget // 2) if self.waiting.any_starving else 0
         self._budget = self._limits.token_budget - reserved
-        for sequence in sorted(self.running, key=self._turn):
-            if sequence not in self.running or self._budget == 0:
-                continue  # preempted by a more urgent one in this very step
-            count = self._next_count(sequence)
-            if sequence.num_missing > 1 and not self._urgency(sequence)[0]:
-                count = min(count, owed)
-                owed -= count
-            if count and self._make_room(sequence, count):
-                self._give_rows(sequence, count)
+        self._run_on(owed)
         self._budget += reserved
         while self.waiting and self._budget > 0:
             sequence = self.waiting.first()
             if not self._admit(sequence):
                 break
             self._give_rows(sequence, self._next_count(sequence))
+        if not self._rows:  # all of it was kept for one that lacks blocks
+            self._run_on(owed)
         chunks = [Chunk(sequence, count) for sequence, count in self._rows.items()]
         for sequence in self._rows:
             sequence.served_ns = now_ns
@@ -244,6 +238,18 @@ class Scheduler:
         return found
 
     # ------------------------------------------------------------------ who runs
+    def _run_on(self, owed: int) -> None:
+        """Rows for those that run. `owed`: of prompts of those left waiting too long."""
+        for sequence in sorted(self.running, key=self._turn):
+            if sequence not in self.running or self._budget == 0:
+                continue  # preempted by a more urgent one in this very step
+            count = self._next_count(sequence)
+            if sequence.num_missing > 1 and not self._urgency(sequence)[0]:
+                count = min(count, owed)
+                owed -= count
+            if count and self._make_room(sequence, count):
+                self._give_rows(sequence, count)
+
     def _turn(self, sequence: Sequence) -> tuple[bool, bool, Urgency]:
         """Those left waiting too long come first, then all that need one row: a long prompt, however urgent,
         never holds up decoding."""

@@ -13,7 +13,7 @@ from protocol.errors import ResourceShortage
 
 
 @pytest.mark.parametrize("config", [EngineConfig, WorkersConfig])
-@pytest.mark.parametrize(("field", "value"), [("token_budget", 1), ("max_sequences", MAX_SEQUENCES + 1)])
+@pytest.mark.parametrize(("field", "value"), [("token_budget", 0), ("max_sequences", MAX_SEQUENCES + 1)])
 def test_a_size_that_cannot_serve_is_refused(
     config: type[EngineConfig] | type[WorkersConfig], field: str, value: int
 ) -> None:
@@ -23,7 +23,7 @@ def test_a_size_that_cannot_serve_is_refused(
 
 def test_the_least_budget_serves(tiny_model: Path) -> None:
     request = Request("r", tuple(range(10, 40)), SamplingParams(max_tokens=4, ignore_eos=True))
-    assert finish(small_engine(tiny_model, token_budget=2), [request]) == finish(
+    assert finish(small_engine(tiny_model, token_budget=1), [request]) == finish(
         small_engine(tiny_model), [request]
     )
 

@@ -167,6 +167,21 @@ def test_one_that_is_owed_a_token_leaves_half_of_the_rows_to_those_that_decode()
         long.served_ns = now
 
 
+def test_a_budget_of_one_row_goes_on_beside_one_that_starves_and_lacks_blocks() -> None:
+    scheduler = Scheduler(BlockPool(4, BLOCK), ResumeRules(), Limits(4, 1, STARVATION), model="m")
+    scheduler.add(arrive("first", 8))
+    finish_step(scheduler, scheduler.schedule(0))
+    scheduler.add(arrive("starving", 12))
+    ended: list[str] = []
+    for now in range(100, 200):
+        if not scheduler.running and not scheduler.waiting:
+            break
+        plan = scheduler.schedule(now)
+        assert sum(chunk.count for chunk in plan.chunks) == 1
+        ended += finish_step(scheduler, plan)
+    assert ended == ["first", "starving"]
+
+
 @dataclass(slots=True)
 class Told:
     """What the machine knows of a request."""
