@@ -56,8 +56,9 @@ class DiskQueue:
 
 class DiskThread:
     """Owns a disk tier. Loads go before writes; writes that wait are bounded by bytes, beyond which new ones
-    are dropped and counted. Every method may be called from any thread; none waits for the disk but `flush`,
-    `close` and `check_integrity`."""
+    are dropped and counted. A job that fails is a miss, or not stored, and counted: as the disk's failure, or
+    as a fault of ours, which `check_integrity` tells. Every method may be called from any thread; none waits
+    for the disk but `flush`, `close` and `check_integrity`."""
 
     def __init__(self, tier: DiskTier, max_waiting_bytes: int) -> None:
         """`tier`: made with `reads_at_once=False`, or not; the thread begins by reading the folder."""

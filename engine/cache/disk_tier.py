@@ -38,7 +38,8 @@ class DiskStatistics:
     evictions: int
     expired: int
     corrupt: int  # files that were not whole, or of something else; they are removed
-    failures: int  # reads and writes that the system refused
+    failures: int  # reads and writes that the system refused, or had no memory for
+    faults: int  # those that ended in an error of our own, which no disk makes
     skipped: int  # writes that were not tried: the disk was full, or locked, a moment before
     last_error: str
 
@@ -52,6 +53,7 @@ class _Counts:
     expired: int = 0
     corrupt: int = 0
     failures: int = 0
+    faults: int = 0
     skipped: int = 0
     last_error: str = ""
 
@@ -159,17 +161,22 @@ class DiskTier:
     def statistics(self) -> DiskStatistics:
         c = self._counts
         return DiskStatistics(
-            len(self._index.files), self._index.num_bytes, c.hits, c.misses, c.stored, c.evictions,
-            c.expired, c.corrupt, c.failures, c.skipped, c.last_error,
+            entries=len(self._index.files), bytes=self._index.num_bytes, hits=c.hits, misses=c.misses,
+            stored=c.stored, evictions=c.evictions, expired=c.expired, corrupt=c.corrupt,
+            failures=c.failures, faults=c.faults, skipped=c.skipped, last_error=c.last_error,
         )  # fmt: skip
 
     def check_integrity(self) -> None:
-        """Sizes add up; raises AssertionError."""
+        """Sizes add up, and nothing has ended in an error of our own; raises AssertionError."""
+        assert not self._counts.faults, f"{self._counts.faults} faults, the last: {self._counts.last_error}"
         assert self._index.num_bytes == sum(file.size for file in self._index.files.values())
 
     def count_failure(self, error: Exception) -> None:
-        """Of a read or write that ended in something that is no OSError."""
-        self._counts.failures += 1
+        """Of a read or write that ended in something that is no OSError: for want of memory, or a fault."""
+        if isinstance(error, MemoryError):
+            self._counts.failures += 1
+        else:
+            self._counts.faults += 1
         self._counts.last_error = f"{self.root}: {type(error).__name__}: {error}"
 
     def _is_fresh(self, name: str) -> bool:
