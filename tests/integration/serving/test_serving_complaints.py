@@ -177,6 +177,47 @@ def test_c20_disconnects_right_behind_the_request_lose_no_place(make: Make) -> N
             worker.call(worker.check_integrity)
 
 
+@pytest.mark.parametrize("disaggregated", [False, True])
+def test_c21_the_first_token_takes_no_step_more_than_the_bare_engine(make: Make, disaggregated: bool) -> None:
+    """One client: a step for the prompt and its first token, one for each further, and a chunk each."""
+    body = {**LONG, "stream": True, "dockyard": {"forced_text": "vwxyz"}, "max_tokens": 5}
+    with make(disaggregated=disaggregated) as stack:
+        chunks = list(stack.sdk().chat.completions.create(**split(body)))
+        said = [c.choices[0].delta.content for c in chunks if c.choices and c.choices[0].delta.content]
+        steps = [worker.call(worker.engine.statistics).steps for worker in stack.workers]
+    assert said == list("vwxyz")
+    assert steps == ([1, 4] if disaggregated else [5])
+
+
+def test_c21_the_first_token_comes_while_decode_cannot_go_on(make: Make) -> None:
+    """It waits for no second one, nor for the hand-off: decode is held until the client has it."""
+    has_it = threading.Event()
+    with make(disaggregated=True) as stack:
+        _, decode = stack.workers
+        held = threading.Thread(target=lambda: decode.call(lambda: has_it.wait(PATIENCE_S)))
+        held.start()
+        try:
+            body = {**LONG, "stream": True, "dockyard": {"forced_text": "vwxyz"}, "max_tokens": 5}
+            said = ""
+            for chunk in stack.sdk().chat.completions.create(**split(body)):
+                said += (chunk.choices and chunk.choices[0].delta.content) or ""
+                if said:
+                    assert has_it.is_set() or said == "v"
+                    has_it.set()
+        finally:
+            has_it.set()
+            held.join()
+    assert said == "vwxyz"
+
+
+def split(body: dict[str, Any]) -> dict[str, Any]:
+    """As the SDK takes it, with what is ours apart."""
+    return {
+        **{k: v for k, v in body.items() if k != "dockyard"},
+        "extra_body": {"dockyard": body["dockyard"]},
+    }
+
+
 def test_c23_a_natural_stop_is_told_in_a_stream_and_usage_comes_last(make: Make) -> None:
     body = {**LONG, "dockyard": {"forced_text": "the end"}, "stream": True}
     body["stream_options"] = {"include_usage": True}
