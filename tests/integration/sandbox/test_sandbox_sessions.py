@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
-from sandbox import AsyncSandbox
+from sandbox import AsyncSandbox, Policy, cgroups
 from sandbox.errors import RequestTimeout
+
+unified = next((each for each in cgroups.find_hierarchies() if each.version == 2), None)
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_commands_at_one_time_leave_the_state_of_one_of_them(session):
     assert all(command.wait(60).ok for command in running)
     first, last = said(session.run("echo $a $b")).split()
     assert first == last
-    assert said(session.run("ls /tmp/.dockyard-sessions")) == f"{session.id}\n"
+    assert said(session.run("ls /dev/shm/.dockyard-sessions")) == f"{session.id}\n"
 
 
 def test_an_exit_code_comes_back_and_the_state_with_it(session):
@@ -174,3 +176,24 @@ def test_a_command_of_an_asyncio_session_is_started_and_waited_for_in_part(state
             assert (await box.files.stat("/workspace")).type == "dir"
 
     asyncio.run(scene())
+
+
+SEEK = "grep -rlE 'canary-[0-9]' /workspace /tmp /var/tmp /root /dev/shm 2> /dev/null | wc -l"
+
+
+def test_what_a_session_keeps_is_in_no_fork(create, substrate: str):
+    if unified is None:
+        pytest.skip("no cgroup version 2 here")
+    box = create(substrate=substrate, env={"A": "canary-1"})
+    session = box.sessions.create(env={"B": "canary-2"})
+    assert said(session.run("export C=canary-3; cd /usr")) == ""
+    assert said(session.run("echo $PWD $A $B $C")) == "/usr canary-1 canary-2 canary-3\n"
+    with box.fork_fs() as fork:
+        assert fork.commands.run(SEEK).stdout == "0\n"
+
+
+def test_a_session_needs_no_place_that_a_policy_may_narrow(create, substrate: str):
+    box = create(substrate=substrate, policy=Policy(read_only=("/tmp", "/var/tmp", "/root")))
+    session = box.sessions.create()
+    assert said(session.run("A=1; cd /usr")) == ""
+    assert said(session.run("echo $PWD $A")) == "/usr 1\n"
