@@ -92,7 +92,7 @@ def _measure(
         actions: Mapping[str, Callable[[], float]] = {
             "fork_ms": partial(_timed, origin.fork_fs),
             "create_ms": partial(_timed, partial(Sandbox.create, substrate=substrate, layer=kind)),
-            "cp_ms": partial(_copy, origin._made.layer_at, folder),  # pyright: ignore[reportPrivateUsage]
+            "cp_ms": partial(_copy, origin._made.launched.layer_at, folder),  # pyright: ignore[reportPrivateUsage]
         }
         times: dict[str, list[float]] = {name: [] for name in actions}
         for number in range(rounds):
