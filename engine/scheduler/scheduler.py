@@ -64,7 +64,7 @@ class SchedulerStatistics:
     running: int
     preemptions: int
     swapped: int  # of those, to host memory
-    forks: int
+    forks: int  # that ran at once, on shared blocks
     copied_blocks: int
     loaded_blocks: int  # from host memory, into which disk loads first
     exact_resumes: int  # behind kept windows
@@ -175,10 +175,10 @@ class Scheduler:
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
         """Let a child run behind the same positions, on the same blocks. False: no slot, so it waits."""
-        self._counts.forks += 1
         if not self.runs_fork(parent):
             self.add(child)
             return False
+        self._counts.forks += 1
         child.blocks = self._pool.share(parent.blocks)
         child.num_computed, child.num_registered = parent.num_computed, parent.num_registered
         child.passes, child.slot = parent.passes, self._slots.pop()
@@ -208,8 +208,9 @@ class Scheduler:
     def statistics(self) -> SchedulerStatistics:
         c = self._counts
         return SchedulerStatistics(
-            len(self.waiting), len(self.running), c.preemptions, c.swapped, c.forks, c.copied_blocks,
-            c.loaded_blocks, c.exact_resumes, c.replayed_resumes, c.rebuilt,
+            waiting=len(self.waiting), running=len(self.running), preemptions=c.preemptions,
+            swapped=c.swapped, forks=c.forks, copied_blocks=c.copied_blocks, loaded_blocks=c.loaded_blocks,
+            exact_resumes=c.exact_resumes, replayed_resumes=c.replayed_resumes, rebuilt=c.rebuilt,
         )  # fmt: skip
 
     def check_integrity(self) -> None:
