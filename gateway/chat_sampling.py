@@ -8,6 +8,7 @@ from gateway.chat_body import ChatBody
 from gateway.config import GatewayConfig
 from gateway.sampling_body import SamplingBody
 from protocol.sampling import SamplingParams, Structure
+from protocol.sampling_bounds import BOUNDS, MAX_LOGPROBS, outside
 
 _STOP_CHARS = 512  # of one string: each token's text is searched for all of it
 _MOST_STOPS = 16
@@ -21,9 +22,11 @@ def read_sampling(
     """`logprobs`: as in SamplingParams. Raises InvalidRequest."""
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=within("temperature", 1.0 if body.temperature is None else body.temperature, 0.0, 2.0),
-        top_p=within("top_p", 1.0 if body.top_p is None else body.top_p, 1e-6, 1.0),
-        top_k=int(within("top_k", max(body.top_k or 0, 0), 0, 2**31)),  # -1 keeps all, as in vLLM
+        temperature=within(
+            "temperature", 1.0 if body.temperature is None else body.temperature, *BOUNDS["temperature"]
+        ),
+        top_p=within("top_p", 1.0 if body.top_p is None else body.top_p, *BOUNDS["top_p"]),
+        top_k=int(within("top_k", max(body.top_k or 0, 0), *BOUNDS["top_k"])),  # -1 keeps all, as in vLLM
         # Without a seed each request draws its own noise, as clients that sample twice expect.
         seed=secrets.randbits(32) if body.seed is None else int(within("seed", body.seed, -(2**62), 2**62)),
         stop=_stops(body.stop),
@@ -34,7 +37,7 @@ def read_sampling(
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         logit_bias=_bias(body.logit_bias),
-        min_tokens=int(within("min_tokens", body.min_tokens or 0, 0, 2**31)),
+        min_tokens=int(within("min_tokens", body.min_tokens or 0, *BOUNDS["min_tokens"])),
         include_stop=bool(body.include_stop_str_in_output),
         logprobs=logprobs,
         prompt_logprobs=_prompt_logprobs(body),
@@ -100,9 +103,8 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
 
 def within(name: str, value: float, low: float, high: float) -> float:
     """The value. Raises InvalidRequest where it lies outside the bounds."""
-    if not low <= value <= high:
-        bounds = f"{_plain(low)} and {_plain(high)}"
-        raise InvalidRequest(f"{name} is {value}; it must be between {bounds}", parameter=name)
+    if cause := outside(name, value, low, high):
+        raise InvalidRequest(cause, parameter=name)
     return value
 
 
@@ -122,7 +124,7 @@ def chat_logprobs(body: ChatBody) -> int:
                 hint="send logprobs: true too",
             )  # fmt: skip
         return -1
-    return int(within("top_logprobs", body.top_logprobs or 0, 0, 20))
+    return int(within("top_logprobs", body.top_logprobs or 0, 0, MAX_LOGPROBS))
 
 
 def _prompt_logprobs(body: SamplingBody) -> int:
@@ -134,7 +136,7 @@ def _prompt_logprobs(body: SamplingBody) -> int:
             f"prompt_logprobs is {body.prompt_logprobs}, and the answer is a stream",
             parameter="prompt_logprobs", hint="leave out stream",
         )  # fmt: skip
-    return int(within("prompt_logprobs", body.prompt_logprobs, 0, 20))
+    return int(within("prompt_logprobs", body.prompt_logprobs, 0, MAX_LOGPROBS))
 
 
 def _bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
@@ -162,8 +164,3 @@ def _ids(name: str, ids: list[int] | None) -> tuple[int, ...]:
 
 def _is_id(key: str) -> bool:
     return key.isascii() and key.isdigit() and len(key) <= 9
-
-
-def _plain(value: float) -> str:
-    """Whole numbers with all of their digits."""
-    return str(int(value)) if value == int(value) else repr(value)

@@ -13,6 +13,7 @@ from gateway.config import GatewayConfig
 from gateway.extension import read_generation
 from gateway.generation import Asked, Generation
 from gateway.sampling_body import StreamOptions
+from protocol.sampling_bounds import MAX_LOGPROBS
 
 _DEFAULT_TOKENS = 16  # the API's
 _MOST_PROMPTS = 256
@@ -33,7 +34,7 @@ def prepare_completion(
     tokenising does. Raises InvalidRequest.
     """
     check_completion(body)
-    logprobs = -1 if body.logprobs is None else int(within("logprobs", body.logprobs, 0, 20))
+    logprobs = -1 if body.logprobs is None else int(within("logprobs", body.logprobs, 0, MAX_LOGPROBS))
     asked = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = read_sampling(body, asked, logprobs, read_structure(body))
     choices, prompts = read_choices(body, sampling, config), _prompts(body)

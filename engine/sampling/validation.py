@@ -1,31 +1,16 @@
-"""Whether a request's sampling parameters can be used: each refusal names the field, its value and a way out.
-
-Bounds are the OpenAI API's where it has the field, else vLLM's.
-"""
+"""Whether sampling parameters can be used: each refusal names the field, its value and a way out."""
 
 from engine.errors import InvalidRequest
 from protocol.sampling import SamplingParams
+from protocol.sampling_bounds import BOUNDS, outside
 
-MAX_LOGPROBS = 20  # the OpenAI API's, and vLLM's default
-_BOUNDS: dict[str, tuple[float, float]] = {
-    "temperature": (0.0, 2.0),
-    "top_p": (1e-6, 1.0),
-    "top_k": (0, 2**31),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (0.01, 100.0),
-    "logprobs": (-1, MAX_LOGPROBS),
-    "prompt_logprobs": (-1, MAX_LOGPROBS),
-    "min_tokens": (0, 2**31),
-}
 _WIRE_NAMES = {"logprobs": "top_logprobs"}  # what the API calls the number of alternatives
 _MAX_BIAS = 100.0
 
 
 def check_sampling(sampling: SamplingParams, vocabulary: int) -> None:
     """Raises InvalidRequest."""
-    for name, (low, high) in _BOUNDS.items():
+    for name, (low, high) in BOUNDS.items():
         check_within(_WIRE_NAMES.get(name, name), getattr(sampling, name), low, high)
     if sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest(
@@ -44,9 +29,8 @@ def check_sampling(sampling: SamplingParams, vocabulary: int) -> None:
 
 def check_within(name: str, value: float, low: float, high: float) -> None:
     """Raises InvalidRequest for a value outside the bounds, or none at all."""
-    if not low <= value <= high:
-        bounds = f"{_plain(low)} and {_plain(high)}"
-        raise InvalidRequest(f"{name} is {value}; it must be between {bounds}", parameter=name)
+    if cause := outside(name, value, low, high):
+        raise InvalidRequest(cause, parameter=name)
 
 
 def _check_bias(sampling: SamplingParams, vocabulary: int) -> None:
@@ -65,8 +49,3 @@ def _check_ids(name: str, ids: "tuple[int, ...] | list[int]", vocabulary: int) -
             f"{name} has the token id {foreign}, which lies outside the vocabulary of {vocabulary}",
             parameter=name, hint=f"give ids from 0 to {vocabulary - 1}",
         )  # fmt: skip
-
-
-def _plain(value: float) -> str:
-    """Whole numbers with all of their digits."""
-    return str(int(value)) if value == int(value) else repr(value)
