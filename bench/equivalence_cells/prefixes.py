@@ -128,7 +128,7 @@ def disk_hit(subject: Subject) -> Found:
         "hit_prompts": (_hits(subject, answers), len(subject.long_cases())),
         "disk_hits": (disk.hits, blocks), "loaded_blocks": (counts.scheduler.loaded_blocks, blocks),
     }  # fmt: skip
-    proof = Proof(taken, {"corrupt": disk.corrupt, "failures": disk.failures})
+    proof = Proof(taken, {"corrupt": disk.corrupt, "failures": disk.failures, "faults": disk.faults})
     return Found(answers, proof, may_resume=subject.window > 0 and subject.replay)
 
 

@@ -72,7 +72,8 @@ class DiskTier:
         reads_at_once: bool = True,
         watch: Watch | None = None,
     ) -> None:
-        """`num_bytes`: of the whole folder. `reads_at_once`: else `read_folder` comes before all but
+        """`num_bytes`: of the whole folder. `now_s`: of the wall clock, as files' times are, which outlive
+        this process and which others set. `reads_at_once`: else `read_folder` comes before all but
         `seems_there`. Raises UnusableTier where the folder cannot be made, read, written or locked."""
         self.root, self.num_bytes, self.ttl_s, self.now_s = root, num_bytes, ttl_s, now_s
         self._counts = _Counts()
