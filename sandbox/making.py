@@ -1,7 +1,6 @@
 """From an order to a sandbox that runs: what holds, what it owns, how it is launched."""
 
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +25,14 @@ from sandbox.places import INIT_BINARY
 from sandbox.policy import Policy, Protection, apparmor, apparmor_profiles, landlock
 from sandbox.policy.apparmor import Profile
 from sandbox.refusal_log import RefusalLog
+from sandbox.root_ranges import shared_root_ranges
 from sandbox.shortfalls import tell_once
-from sandbox.snapshots import FIRST_ID, Content, Snapshot
+from sandbox.snapshots import Content, Snapshot
 from sandbox.substrates import find_substrate
 from sandbox.substrates.base import HOSTNAME, UIDS_A_SANDBOX, Blueprint, LaunchPlan
 from sandbox.substrates.container import is_unverified
 from sandbox.turns import turns_to_make
 
-# Uids that no distribution hands out to people or services, and that nspawn uses for the same purpose.
-_FIRST_UID, _LAST_UID = 0x00080000, FIRST_ID
 _FIRST_ADOPTED = 1  # in the launcher's user namespace, to which a helper has given ids
 _SLOW_BYTES_A_S, _SLOW_FILES_A_S = 10 << 20, 1000
 _LIMITED_WITHOUT_CGROUPS: frozenset[LimitName] = frozenset({"pids", "disk"})  # by rlimit, by tmpfs
@@ -132,20 +130,26 @@ def _make(order: Order, content: Content | None) -> Made:
     if content is not None and content.snapshot is not None:
         _check_fit(content.snapshot, info)
     prepared = prepare_image(order.image, state_dir=state, init=INIT_BINARY, toolkit=order.toolkit)
-    first_id = _fresh_uid() if _is_privileged() else _FIRST_ADOPTED if helper is not None else 0
     groups = cgroups.plan_groups(hierarchies, cgroups.state_key(state), info.id)
-    plan = _plan(
-        order, info, prepared, hierarchies, first_id, groups=groups, covers=covers_of(rules, prepared)
-    )
-    ownership = Ownership(
-        info.id,
-        state_dir=state,
-        substrate=order.substrate,
-        groups=groups,
-        all_hierarchies=plan.all_hierarchies,
-        profile=profile,
-        guard=guard,
-    )
+    covers = covers_of(rules, prepared)
+    booked = shared_root_ranges().draw() if _is_privileged() else None
+    try:
+        first_id = booked or (_FIRST_ADOPTED if helper is not None else 0)
+        plan = _plan(order, info, prepared, hierarchies, first_id, groups=groups, covers=covers)
+        ownership = Ownership(
+            info.id,
+            state_dir=state,
+            substrate=order.substrate,
+            groups=groups,
+            all_hierarchies=plan.all_hierarchies,
+            profile=profile,
+            guard=guard,
+            booked=booked,
+        )
+    except BaseException:
+        if booked is not None:
+            shared_root_ranges().give_back(booked)
+        raise
     launched: Launched | None = None
     try:
         ownership.create(info.limits)
@@ -272,13 +276,6 @@ def _lacking(rules: Policy, profile: Profile | None, guard: Guard | None) -> tup
 
 def _is_privileged() -> bool:
     return os.geteuid() == 0
-
-
-def _fresh_uid() -> int:
-    """A range of its own for each sandbox, so that one cannot signal or trace another from outside. Drawn,
-    not booked: beside 999 live sandboxes, one more meets the range of another with a chance of 1 in 29."""
-    num_ranges = (_LAST_UID - _FIRST_UID) // UIDS_A_SANDBOX
-    return _FIRST_UID + UIDS_A_SANDBOX * secrets.randbelow(num_ranges)
 
 
 def _second_version(hierarchies: tuple[cgroups.Hierarchy, ...]) -> Path | None:

@@ -23,6 +23,7 @@ from sandbox.policy.apparmor import Profile
 from sandbox.policy.apparmor_profiles import LoadedProfiles
 from sandbox.processes import NOBODY, boot_id, find_process, this_process
 from sandbox.refusals import Counts
+from sandbox.root_ranges import shared_root_ranges
 
 _END_PATIENCE_S = 5.0
 
@@ -42,7 +43,10 @@ class Ownership:
         all_hierarchies: bool,
         profile: Profile | None = None,
         guard: Guard | None = None,
+        booked: int | None = None,
     ) -> None:
+        """`booked`: the first of ids that are this sandbox's in the book of root's ranges."""
+        self._booked = booked
         self._profile, self._profiles = profile, LoadedProfiles(state_dir)
         self.groups = cgroups.Groups(groups)
         self._guard, self._sealed = guard, 0  # the cgroup's id, once it is
@@ -142,6 +146,8 @@ class Ownership:
             self._journal.write(replace(self._record, owner=NOBODY))
             raise errors[0]
         self._journal.remove(self._record.id)
+        if self._booked is not None:
+            shared_root_ranges().give_back(self._booked)
 
     def _unseal(self) -> None:
         if self._guard is not None and self._sealed:

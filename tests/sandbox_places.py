@@ -1,6 +1,7 @@
 """Where real sandboxes of tests are made, for the folders that make some; imported by their conftest.py."""
 
 import gc
+import os
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from sandbox.guard.node import shared_guard
 from sandbox.native.build import build
 from sandbox.nursery import shared_nursery
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
+from sandbox.root_ranges import shared_root_ranges
 from sandbox.sealed import sealed_copy
 from sandbox.toolkit import build_toolkit
 
@@ -36,6 +38,8 @@ def toolkit() -> Path:
     shared_guard()  # whose descriptors stay, where this kernel has it
     sandboxes.open_door()  # as does its
     shared_nursery(INIT_BINARY)  # and that one's
+    if os.geteuid() == 0:
+        shared_root_ranges()  # and the book's
     if (crun := shutil.which("crun")) is not None:
         sealed_copy(crun)  # likewise
     return place

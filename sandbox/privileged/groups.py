@@ -5,14 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 
 _CONTROLLERS = frozenset({"memory", "pids", "cpu"})
-_BOUNDS = {  # of both versions
-    "memory": (
-        *(("memory.max", "{}"), ("memory.swap.max", "0")),
-        *(("memory.limit_in_bytes", "{}"), ("memory.memsw.limit_in_bytes", "{}")),
-    ),
-    "pids": (("pids.max", "{}"),),
-    "cpu": (("cpu.max", "{} 100000"), ("cpu.cfs_quota_us", "{}")),
-}
 
 
 def find_tops(mounts: str) -> list[Path]:
@@ -33,19 +25,6 @@ def hand_over(place: Path, uid: int, gid: int) -> None:
     for name in (".", "cgroup.procs", "cgroup.threads", "cgroup.subtree_control", "tasks"):
         with suppress(FileNotFoundError):
             os.chown(place / name, uid, gid)
-
-
-def bound(places: list[Path], bounds: dict[str, str]) -> None:
-    """What all below a state's folders may take together: bytes of memory, processes, microseconds of the
-    processor in each tenth of a second. These files stay root's. OSError where no tree counts one of them."""
-    for kind, value in bounds.items():
-        num_written = 0
-        for path, form in ((place / name, form) for place in places for name, form in _BOUNDS[kind]):
-            with suppress(FileNotFoundError):
-                write(path, form.format(value))
-                num_written += 1
-        if not num_written:
-            raise OSError(f"no tree of cgroups counts {kind}")
 
 
 def bury(place: Path) -> bool:

@@ -8,7 +8,7 @@ import socket
 import struct
 from pathlib import Path
 
-from sandbox.privileged import adoption, denials, groups
+from sandbox.privileged import adoption, bounds, denials, groups
 from sandbox.privileged.addresses import Addresses
 from sandbox.privileged.adoption import Refused
 from sandbox.privileged.networks import Programs, remove_link
@@ -89,7 +89,7 @@ class Caller:
         self._node.settle()  # perhaps of this very state
         for top in self._node.tops:
             groups.hand_over(top / state, self._uid, self._gid)
-        groups.bound([top / state for top in self._node.tops], self._node.bounds)
+        bounds.bound([top / state for top in self._node.tops], self._node.bounds)
         self.state = state
         return {}, []
 

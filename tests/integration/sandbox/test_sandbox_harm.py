@@ -11,6 +11,8 @@ from sandbox import Policy, Sandbox
 from sandbox.audit import check_integrity
 from sandbox.errors import FileError, SandboxError
 from sandbox.journal import Journal
+from sandbox.root_ranges import shared_root_ranges
+from sandbox.substrates.base import UIDS_A_SANDBOX
 
 needs_cgroups = pytest.mark.skipif(os.geteuid() != 0, reason="memory and pids cgroups need root")
 
@@ -373,8 +375,21 @@ def test_the_uid_outside_is_nobodys(create, substrate: str, state_dir: Path):
     command = box.commands.start("sleep 1000")
     box.commands.run("true")
     (record,) = Journal(state_dir).records()
-    assert uid_of(record.processes[-1].pid) >= 0x80000
+    assert uid_of(record.processes[-1].pid) >= 0x24000000
     command.kill()
+
+
+def test_live_sandboxes_of_root_share_no_id(create, substrate: str):
+    if os.geteuid() != 0:
+        pytest.skip("an ordinary user has one uid")
+    boxes = [create(substrate=substrate) for _ in range(6)]
+    firsts = [box._made.first_id for box in boxes]
+    assert len(set(firsts)) == len(boxes)
+    assert all(first % UIDS_A_SANDBOX == 0 for first in firsts)
+    boxes[0].kill()
+    ranges = shared_root_ranges()
+    assert firsts[0] not in ranges._held
+    assert set(firsts[1:]) <= ranges._held
 
 
 def test_sandboxes_do_not_see_each_other(create, substrate: str):
