@@ -7,7 +7,7 @@ from functools import partial
 
 from sandbox.aio_threads import settle, threaded, uncancelled
 from sandbox.checking import checked
-from sandbox.feed import OnOutput
+from sandbox.feed import OnOutput, check_watcher, give_text
 from sandbox.named import Named
 from sandbox.results import CommandResult
 from sandbox.running import RunningCommand
@@ -67,7 +67,8 @@ class AsyncCommands:
         """Like `Commands.start`, watchers called in the event loop."""
         command = self._sandbox.commands.start(
             cmd, timeout_s=timeout_s, cwd=cwd, env=env, output_bytes=output_bytes, stdin=stdin,
-            on_stdout=_in_loop(on_stdout), on_stderr=_in_loop(on_stderr), terminal=terminal,
+            on_stdout=_in_loop("on_stdout", on_stdout), on_stderr=_in_loop("on_stderr", on_stderr),
+            terminal=terminal,
         )  # fmt: skip
         return AsyncRunningCommand(command)
 
@@ -140,7 +141,8 @@ class AsyncSession(Named):
         async with self._turn:
             command = self._session.start(
                 cmd, timeout_s=self._session.timeout_of_run(timeout_s), output_bytes=output_bytes,
-                stdin=stdin, on_stdout=_in_loop(on_stdout), on_stderr=_in_loop(on_stderr),
+                stdin=stdin, on_stdout=_in_loop("on_stdout", on_stdout),
+                on_stderr=_in_loop("on_stderr", on_stderr),
             )  # fmt: skip
             try:
                 result = await AsyncRunningCommand(command).wait()
@@ -164,22 +166,23 @@ class AsyncSession(Named):
         return AsyncRunningCommand(
             self._session.start(
                 cmd, timeout_s=timeout_s, output_bytes=output_bytes, stdin=stdin,
-                on_stdout=_in_loop(on_stdout), on_stderr=_in_loop(on_stderr),
+                on_stdout=_in_loop("on_stdout", on_stdout), on_stderr=_in_loop("on_stderr", on_stderr),
             )
         )  # fmt: skip
 
 
-def _in_loop(watcher: OnOutput | None) -> OnOutput | None:
+def _in_loop(field: str, watcher: OnOutput | None) -> OnOutput | None:
     """The watcher, called in this task's event loop and in order with the command's result. The command's
     thread waits for each call, so that what the watcher raises ends the command, and a slow loop gets no more
     than it can take."""
     if watcher is None:
         return None
+    check_watcher(field, watcher)
     loop = asyncio.get_running_loop()
 
     def call(text: str) -> None:
         taken: Future[None] = Future()
-        loop.call_soon_threadsafe(settle, taken, partial(watcher, text))
+        loop.call_soon_threadsafe(settle, taken, partial(give_text, watcher, text))
         while not wait((taken,), _LOOK_AGAIN_S).done:
             if loop.is_closed():
                 raise RuntimeError("the event loop was closed before it took all of a command's output")

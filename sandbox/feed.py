@@ -5,12 +5,13 @@ next piece and the command's result, and nothing else. What waits for it is boun
 """
 
 import codecs
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
 
-from sandbox.errors import CapacityError
+from sandbox.errors import CapacityError, InvalidArgument
 
 OnOutput = Callable[[str], None]
 
@@ -21,6 +22,10 @@ class Watchers:
 
     on_stdout: OnOutput | None = None
     on_stderr: OnOutput | None = None
+
+    def __post_init__(self) -> None:
+        check_watcher("on_stdout", self.on_stdout)
+        check_watcher("on_stderr", self.on_stderr)
 
     def any(self) -> bool:
         """False where nobody watches."""
@@ -69,6 +74,36 @@ class Feed:
         return None
 
 
+def check_watcher(field: str, watcher: OnOutput | None) -> None:
+    """InvalidArgument for what is no function, or one that would have to be awaited."""
+    if watcher is None:
+        return
+    if not callable(watcher):
+        raise InvalidArgument(f"{field} is of type {type(watcher).__name__}", hint="give a function")
+    call = getattr(watcher, "__call__", None)  # noqa: B004 - of an object, which may be asynchronous
+    if inspect.iscoroutinefunction(watcher) or inspect.iscoroutinefunction(call):
+        raise _asynchronous(field)
+
+
+def give_text(watcher: OnOutput, text: str) -> None:
+    """Calls it. InvalidArgument where it has only made a coroutine of it, which nobody would run, and
+    RuntimeError for StopIteration: asyncio's futures take none, so whoever waits for it would not end."""
+    try:
+        answer: object = watcher(text)
+    except StopIteration as error:
+        raise RuntimeError("a watcher raised StopIteration") from error
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise _asynchronous("a watcher")
+
+
+def _asynchronous(name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{name} is asynchronous, and nothing awaits it",
+        hint="give a plain function; one such is `put_nowait` of an asyncio.Queue that a task reads",
+    )
+
+
 def _nothing() -> None:
     """What is to be done once all is over."""
 
@@ -82,4 +117,4 @@ class _Stream:
         """None ends the stream."""
         text = self._decoder.decode(data or b"", data is None)
         if text and self._watcher is not None:
-            self._watcher(text)
+            give_text(self._watcher, text)

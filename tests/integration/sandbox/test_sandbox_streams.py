@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
 from sandbox import AsyncSandbox, Policy, TerminalSize
+from sandbox.aio_commands import AsyncRunningCommand
 from sandbox.errors import InvalidArgument
 
 
@@ -140,6 +142,63 @@ def test_what_a_watcher_of_asyncio_raises_ends_the_command(state_dir, toolkit):
             assert box.commands.list() == ()
 
     asyncio.run(scene())
+
+
+async def wait_for_it(text):
+    await asyncio.sleep(0)
+
+
+class Waiting:
+    async def __call__(self, text):
+        await asyncio.sleep(0)
+
+
+ASYNCHRONOUS = [wait_for_it, partial(wait_for_it), Waiting(), Waiting().__call__]
+
+
+@pytest.mark.parametrize("watcher", [*ASYNCHRONOUS, "no function"])
+def test_a_watcher_that_would_have_to_be_awaited_is_refused_by_name(box, watcher):
+    for name in ("on_stdout", "on_stderr"):
+        with pytest.raises(InvalidArgument, match=name):
+            box.commands.run("touch ran", **{name: watcher})
+        with pytest.raises(InvalidArgument, match=name):
+            box.sessions.create().run("touch ran", **{name: watcher})
+    with pytest.raises(InvalidArgument, match="asynchronous"):
+        box.commands.run("echo x; sleep 60", on_stdout=lambda text: wait_for_it(text + "."))
+    assert box.commands.list() == ()
+    assert not box.files.exists("ran")
+
+
+def test_a_watcher_of_asyncio_that_would_have_to_be_awaited_is_refused_by_name(state_dir, toolkit):
+    async def scene():
+        async with await AsyncSandbox.create(state_dir=state_dir, toolkit=toolkit) as box:
+            session = await box.sessions.create()
+            for watcher in ASYNCHRONOUS:
+                for start in (box.commands.run, box.commands.start, session.run, session.start):
+                    with pytest.raises(InvalidArgument, match="on_stderr"):
+                        await start("touch ran", on_stderr=watcher)
+            with pytest.raises(InvalidArgument, match="asynchronous"):
+                await box.commands.run("echo x; sleep 60", on_stdout=lambda text: wait_for_it(text + "."))
+            assert not await box.files.exists("ran")
+
+    asyncio.run(scene())
+
+
+def test_a_watcher_that_has_nothing_more_to_give_ends_the_command(box):
+    def stop(text):
+        raise StopIteration
+
+    async def scene():
+        watched = AsyncSandbox(box)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(watched.commands.run("echo x; sleep 60", on_stdout=stop), 30)
+        command = box.commands.start("echo x; sleep 60", on_stdout=stop)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(AsyncRunningCommand(command).wait(), 30)
+
+    asyncio.run(scene())
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        box.commands.run("echo x; sleep 60", on_stdout=stop)
 
 
 def test_a_total_of_output_is_exact_however_many_print(create, substrate):
