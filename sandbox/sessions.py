@@ -18,24 +18,42 @@ from sandbox.feed import OnOutput
 from sandbox.files import Files
 from sandbox.forks import leave_in_children
 from sandbox.named import Named
+from sandbox.paths import WORKDIR, absolute
 from sandbox.results import CommandResult
 from sandbox.running import RunningCommand
 
 _FOLDER = "/dev/shm/.dockyard-sessions"  # which no snapshot takes and no policy makes read-only
-# Of the shell itself: to set them again fails, or would (RANDOM) make the next command repeat this one.
+# Of the shell itself: to set them again fails, or would (RANDOM) make the next command repeat this one. The
+# directory is entered.
 _OWN = (
     "BASH|BASH(OPTS|PID)|BASH_(ALIASES|ARGC|ARGV0?|CMDS|COMMAND|EXECUTION_STRING|LINENO|MONOSECONDS|REMATCH|"
     "SOURCE|SUBSHELL|TRAPSIG|VERSINFO|VERSION)|COMP_(CWORD|KEY|LINE|POINT|TYPE|WORDBREAKS|WORDS)|DIRSTACK|"
-    "EPOCH(REALTIME|SECONDS)|E?UID|FUNCNAME|GROUPS|HISTCMD|LINENO|PIPESTATUS|PPID|S?RANDOM|SECONDS|SHELLOPTS|"
-    "_|__dockyard_[a-z]+"
+    "EPOCH(REALTIME|SECONDS)|E?UID|FUNCNAME|GROUPS|HISTCMD|LINENO|PIPESTATUS|PPID|PWD|S?RANDOM|SECONDS|"
+    "SHELLOPTS|_|__dockyard_[a-z]+"
 )
 _SAVE = {
+    # `cd` changes OLDPWD, which is set anew behind it; options may be what functions need to be read.
     "bash": f"""\
+printf '__dockyard_enter %q\\n' "$PWD"
 declare -p | while IFS= read -r __dockyard_line; do
 [[ $__dockyard_line =~ ^declare\\ -[A-Za-z-]+\\ ({_OWN})(=|$) ]] || printf '%s\\n' "$__dockyard_line"; done
-declare -f; shopt -p; umask -p; printf 'cd -- %q\\n' "$PWD"; set +o""",
+shopt -p; declare -f; umask -p; set +o""",
     # Any other shell: what is exported, and the directory.
-    "sh": "export PWD; export -p; printf 'cd -- \"$PWD\"\\n'",
+    "sh": "export PWD; export -p; printf '__dockyard_enter \"$PWD\"\\n'",
+}
+# Runs a program without the variables that are exported: these may be more than a program can be given.
+_BARE = {
+    "bash": '(builtin exec -c "/bin/$@")',
+    "sh": """\
+command -p "$@" 2>/dev/null || export -p | {
+while IFS= read -r __dockyard_line; do
+case $__dockyard_line in "export "*)
+__dockyard_line=${__dockyard_line#export }
+command unset -v "${__dockyard_line%%=*}" 2>/dev/null ;;
+esac
+done
+command -p "$@"
+}""",
 }
 # A command may want to do something at its end as well: its EXIT trap comes after the session's, which saves.
 _TRAP = {
@@ -61,15 +79,31 @@ esac
     "sh": "__dockyard_finish() { :; }",
 }
 _SCRIPT = """\
-__dockyard_script=$1 __dockyard_state=$2 __dockyard_trap=
-shift 2
-[ ! -e "$__dockyard_state" ] || . "$__dockyard_state" >/dev/null 2>&1
+__dockyard_script=$1 __dockyard_state=$2 __dockyard_first=$3 __dockyard_trap=
+shift 3
+__dockyard_enter() {{
+command cd -- "$1" || {{
+command cd -- "$__dockyard_first" || command cd -- {workdir} || command cd /
+printf 'dockyard: %s cannot be entered: this command starts in %s\\n' "$1" "$PWD" >&3
+}}
+unset -v OLDPWD; export OLDPWD
+}}
+if [ -e "$__dockyard_state" ]; then
+. "$__dockyard_state" 3>&2 >/dev/null 2>&1
+else
+__dockyard_enter "$__dockyard_first" 3>&2 >/dev/null 2>&1
+fi
 {trap}
+__dockyard_bare() {{
+{bare}
+}}
 __dockyard_save() {{
 [ "$__dockyard_state" ] || return 0
-{{ {save}; }} 2>/dev/null >|"$__dockyard_state.$$" &&
-command -p mv "$__dockyard_state.$$" "$__dockyard_state" ||
-command -p rm -f "$__dockyard_state.$$"
+{{ {save}; printf ':\\n'; }} 2>/dev/null >|"$__dockyard_state.$$" &&
+__dockyard_bare mv -f -- "$__dockyard_state.$$" "$__dockyard_state" || {{
+__dockyard_bare rm -f -- "$__dockyard_state.$$"
+printf 'dockyard: the session could not keep what this command left; is /dev/shm full?\\n' >&2
+}}
 __dockyard_state=
 }}
 __dockyard_leave() {{
@@ -94,11 +128,11 @@ class Session(Named):
         """For `Sessions.create`."""
         self.id = new_id("ses")
         self._commands = commands
-        self._first = (cwd, dict(env))
+        self._first, self._env = absolute(cwd or "."), dict(env)
         self._lock = Lock()
         leave_in_children(self)
         kind = "bash" if commands.shell.endswith("/bash") else "sh"
-        self._script = _SCRIPT.format(save=_SAVE[kind], trap=_TRAP[kind])
+        self._script = _SCRIPT.format(save=_SAVE[kind], trap=_TRAP[kind], bare=_BARE[kind], workdir=WORKDIR)
 
     @property
     def sandbox_id(self) -> str:
@@ -127,7 +161,9 @@ class Session(Named):
         """Runs a command line in the session's shell; see `Commands.run`.
 
         What it leaves behind when it ends by itself, also by `exit`, is there for the next: its directory,
-        variables, functions and options. A command that is ended (timeout, kill) leaves what was there.
+        variables, functions and options. A command that is ended (timeout, kill) leaves what was there. Its
+        error output says where it begins elsewhere, since the directory cannot be entered any more, and where
+        what it has left could not be kept.
         """
         with self._lock:
             result = self.start(
@@ -147,10 +183,9 @@ class Session(Named):
         on_stderr: OnOutput | None = None,
     ) -> RunningCommand:
         """Like `run`, without waiting. A command that starts meanwhile does not see what this one leaves."""
-        cwd, env = self._first
-        argv = [self._commands.shell, "-c", self._script, "session", cmd, f"{_FOLDER}/{self.id}"]
+        argv = [self._commands.shell, "-c", self._script, "session", cmd, f"{_FOLDER}/{self.id}", self._first]
         return self._commands.start(
-            argv, timeout_s=timeout_s, cwd=cwd, env=env, output_bytes=output_bytes, stdin=stdin,
+            argv, timeout_s=timeout_s, cwd="/", env=self._env, output_bytes=output_bytes, stdin=stdin,
             on_stdout=on_stdout, on_stderr=on_stderr,
         )  # fmt: skip
 

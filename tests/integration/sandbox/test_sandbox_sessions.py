@@ -197,3 +197,76 @@ def test_a_session_needs_no_place_that_a_policy_may_narrow(create, substrate: st
     session = box.sessions.create()
     assert said(session.run("A=1; cd /usr")) == ""
     assert said(session.run("echo $PWD $A")) == "/usr 1\n"
+
+
+def test_a_function_that_options_let_be_read_stays(session):
+    assert (
+        said(session.run("shopt -s extglob\nf() { case $1 in @(a|b)) echo in ;; *) echo out ;; esac; }"))
+        == ""
+    )
+    assert said(session.run("f a; f c")) == "in\nout\n"
+
+
+def test_a_directory_that_has_gone_is_said_and_costs_nothing_else(box):
+    box.files.make_dir("/workspace/first")
+    session = box.sessions.create(cwd="first", env={"A": "1"})
+    assert (
+        said(session.run("mkdir /tmp/next; B=2; pwd; cd /tmp/next; rmdir /tmp/next")) == "/workspace/first\n"
+    )
+    result = session.run("pwd; echo $A$B")
+    assert said(result) == "/workspace/first\n12\n"
+    assert result.stderr == (
+        "dockyard: /tmp/next cannot be entered: this command starts in /workspace/first\n"
+    )
+    assert session.run("rm -r /workspace/first").stderr == ""
+    result = session.run("pwd; echo $A$B")
+    assert (said(result), "starts in /workspace\n" in result.stderr) == ("/workspace\n12\n", True)
+    assert session.run("pwd").stderr == ""
+
+
+def test_the_first_directory_may_go_before_the_first_command(box):
+    box.files.make_dir("/workspace/first")
+    session = box.sessions.create(cwd="first")
+    box.files.remove("/workspace/first")
+    result = session.run("pwd")
+    assert (said(result), "/workspace/first cannot be entered" in result.stderr) == ("/workspace\n", True)
+
+
+def test_the_directory_before_this_one_stays(session):
+    assert session.run("cd -").exit_code == 1
+    session.run("cd /tmp; cd /usr")
+    assert said(session.run("echo $OLDPWD; cd -")) == "/tmp\n/tmp\n"
+    assert said(session.run("cd -; env | grep PWD | sort")) == "/usr\nOLDPWD=/tmp\nPWD=/usr\n"
+
+
+def test_a_function_called_as_what_a_session_needs_is_not_called(session):
+    said(session.run("cd() { builtin cd /; }; mv() { false; }; rm() { false; }; exec() { false; }; x=1"))
+    assert said(session.run("builtin cd /usr; x=2")) == ""
+    assert said(session.run("pwd; echo $x")) == "/usr\n2\n"
+
+
+MUCH = "export A=$(head -c 3000000 /dev/zero | tr '\\0' x); B=1; export B"
+
+
+@pytest.mark.parametrize("shell", ["", "/bin/sh"])
+def test_more_exported_than_a_program_takes_is_kept(box, monkeypatch, shell: str):
+    if shell:
+        monkeypatch.setattr(box.commands, "shell", shell)
+    session = box.sessions.create()
+    assert session.run(MUCH).stderr == ""
+    assert said(session.run("echo ${#A} $B; cd /usr")) == "3000000 1\n"
+    assert said(session.run("pwd; A=; echo over")) == "/usr\nover\n"
+
+
+@pytest.mark.parametrize("shell", ["", "/bin/sh"])
+def test_what_cannot_be_kept_is_said_and_leaves_what_was_there(box, monkeypatch, shell: str):
+    if shell:
+        monkeypatch.setattr(box.commands, "shell", shell)
+    session = box.sessions.create()
+    session.run("export n=1; cd /tmp")
+    fill = "export n=2; cd /usr; head -c 100000000 /dev/zero > /dev/shm/fill"
+    full = session.run(fill)
+    assert "the session could not keep" in full.stderr
+    assert said(box.commands.run("ls /dev/shm/.dockyard-sessions")) == f"{session.id}\n"
+    assert said(session.run("echo $n; pwd; rm /dev/shm/fill; export n=3")) == "1\n/tmp\n"
+    assert said(session.run("echo $n")) == "3\n"
