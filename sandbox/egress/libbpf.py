@@ -9,7 +9,7 @@ from pathlib import Path
 
 _NAMES = ("libbpf.so.1",)
 _ALLOW_MULTI = 2  # beside programs of groups above, all of which must agree
-_TC_INGRESS = 1
+_TC_INGRESS, _TCX_INGRESS = 1, 46
 
 # enum bpf_attach_type, by the names of our programs.
 ATTACH_TYPES = {
@@ -116,8 +116,12 @@ class BpfObject:
     def attach_to_link(self, name: str, ifindex: int) -> None:
         """Has a program see what comes in at a device of the calling thread's network namespace, until that
         is removed."""
+        program = self._program(name)
+        if self._library.bpf_prog_attach(program, ifindex, _TCX_INGRESS, 0) == 0:
+            return
+        # Before Linux 6.6. Each queue makes the kernel look through all others.
         hook = _Hook(size=ctypes.sizeof(_Hook), ifindex=ifindex, attach_point=_TC_INGRESS)
-        options = _Options(size=ctypes.sizeof(_Options), program=self._program(name))
+        options = _Options(size=ctypes.sizeof(_Options), program=program)
         if self._library.bpf_tc_hook_create(byref(hook)) != 0:
             raise _error("make a clsact queue")
         if self._library.bpf_tc_attach(byref(hook), byref(options)) != 0:

@@ -16,7 +16,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from sandbox.egress import rtnetlink
 from sandbox.egress.rules import Prefix, prefix_of
+from sandbox.egress.settings import write_settings
 from sandbox.errors import CapacityError, StartError, UnsupportedError
 from sandbox.processes import ProcessKey, this_process
 
@@ -38,8 +39,8 @@ HOST_MAC, _INNER_MAC = "02:64:6b:79:00:01", "02:64:6b:79:00:02"  # each veth is 
 # connection.
 _SIZES = "4096 16384 65536"
 _SETTINGS = {
-    "/proc/sys/net/ipv4": {"tcp_rmem": _SIZES, "tcp_wmem": _SIZES},
-    "/proc/sys/net/ipv6": {"conf/default/accept_ra": "0", "conf/eth0/accept_ra": "0"},
+    **{"ipv4/tcp_rmem": _SIZES, "ipv4/tcp_wmem": _SIZES},
+    **{"ipv6/conf/default/accept_ra": "0", "ipv6/conf/eth0/accept_ra": "0"},
 }
 _NAME_START, _ALIAS_START = "dky", "dockyard"
 _CLONE_NEWNET = 0x40000000
@@ -221,24 +222,9 @@ def _inner_end(lo: int, eth0: int, addresses: tuple[str, str]) -> list[rtnetlink
 
 
 def _configure_inside(addresses: tuple[str, str]) -> None:
-    for folder, values in _SETTINGS.items():
-        _write_settings(folder, values)
+    write_settings(_SETTINGS)
     lo, eth0 = map(socket.if_nametoindex, ("lo", "eth0"))
     rtnetlink.carry_out(_inner_end(lo, eth0, addresses))
-
-
-def _write_settings(folder: str, values: Mapping[str, str]) -> None:
-    """The kernel finds a namespace's own folder among those of all others: once is enough. OSError."""
-    place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for name, value in values.items():
-            file = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=place)
-            try:
-                os.write(file, value.encode())
-            finally:
-                os.close(file)
-    finally:
-        os.close(place)
 
 
 def _delete(ifindex: int) -> None:

@@ -15,8 +15,9 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <time.h>
 
-enum { MAX_GIVEN = 12, MAX_WORDS = 512, REQUEST_BYTES = 1 << 16 };
+enum { MAX_GIVEN = 12, MAX_WORDS = 512, REQUEST_BYTES = 1 << 16, ALL_AFTER_MS = 5 };
 enum verb { START = 1, SETTLE = 2, END = 3 };
 enum answer { STARTED = 1, SETTLED = 2, ENDED = 3 };
 #define INTO_CGROUP 0x200000000ULL /* of clone3 */
@@ -78,16 +79,36 @@ static void look_whether_ended(struct child *child) {
     *child = children[--num_children];
 }
 
-static void reap(void) {
-    int status;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
-        for (size_t i = 0; i < num_children; i++) {
-            struct child *child = &children[i];
-            if (child->launcher != pid && child->init != pid) continue;
-            *(child->launcher == pid ? &child->launcher : &child->init) = 0;
-            look_whether_ended(child);
-            break;
-        }
+static void note_end(pid_t pid) {
+    for (size_t i = 0; i < num_children; i++) {
+        struct child *child = &children[i];
+        if (child->launcher != pid && child->init != pid) continue;
+        *(child->launcher == pid ? &child->launcher : &child->init) = 0;
+        look_whether_ended(child);
+        return;
+    }
+}
+
+/* To wait for any child, the kernel looks at each: with thousands of them that is what the signal is to spare us. One
+ * signal may stand for several ends, so all are looked at soon after. True when that is due. */
+static bool reap_told(int signals) {
+    struct signalfd_siginfo told;
+    bool is_due = false;
+    while (read(signals, &told, sizeof told) > 0) {
+        is_due = true;
+        if (told.ssi_code != CLD_STOPPED && waitpid((pid_t)told.ssi_pid, NULL, WNOHANG) > 0) note_end((pid_t)told.ssi_pid);
+    }
+    return is_due;
+}
+
+static int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000) + now.tv_nsec / 1000000;
+}
+
+static void reap_all(void) {
+    for (pid_t pid; (pid = waitpid(-1, NULL, WNOHANG)) > 0;) note_end(pid);
 }
 
 static bool make_room(void) {
@@ -202,7 +223,6 @@ static bool serve(char *name) {
 
 /* nursery SOCKET NAME   NAME is as long as an id may be: a launch writes its own there. */
 int nursery(int argc, char **argv) {
-    struct signalfd_siginfo told;
     sigset_t awaited;
     errno = EINVAL;
     if (argc != 2) fail("nursery needs a socket and a name");
@@ -215,10 +235,12 @@ int nursery(int argc, char **argv) {
     if (signals < 0 || prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) fail("become a parent of orphans");
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, reports)) fail("make a socket");
     struct pollfd awaiting[] = {{owner, POLLIN, 0}, {signals, POLLIN, 0}, {reports[0], POLLIN, 0}};
+    int64_t due_ms = 0; /* when all are looked at; 0 = nothing has been told */
     for (bool has_owner = true; has_owner;) {
-        if (poll(awaiting, 3, -1) < 0) continue;
-        while (read(signals, &told, sizeof told) > 0) continue;
-        reap();
+        int64_t left_ms = due_ms - now_ms();
+        if (poll(awaiting, 3, due_ms == 0 ? -1 : left_ms > 0 ? (int)left_ms : 0) < 0) continue;
+        if (reap_told(signals) && due_ms == 0) due_ms = now_ms() + ALL_AFTER_MS;
+        if (due_ms && now_ms() >= due_ms) reap_all(), due_ms = 0;
         if (awaiting[2].revents) take_reports();
         if (awaiting[0].revents) has_owner = serve(argv[1]);
     }
