@@ -214,7 +214,7 @@ static void make_writable(const struct plan *plan, const char *path, int skeleto
     if (fchownat(upper, part, plan->owner, plan->owner, AT_SYMLINK_NOFOLLOW)) fail("chown %s", path);
 }
 
-/* Returns a descriptor of the layer's content, for the owner to find: in the nursery, or at LAYER_FD where we stay. */
+/* Returns a descriptor of the layer's content, for the owner to find in the nursery, or at LAYER_FD where we stay. */
 static int mount_layer(const struct plan *plan, int skeleton) {
     char options[256];
     const char *base = plan->layer < 0 ? "/tmp" : "/tmp/layer";

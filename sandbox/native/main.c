@@ -1,5 +1,5 @@
-/* Modes: `nursery`, parent of an owner's sandboxes; `launch`, which joins cgroups, mounts the root and becomes a program;
- * `init`, pid 1 of a sandbox; `copy`, of a writable layer. What each takes is said where it is. */
+/* Modes: `nursery`, parent of an owner's sandboxes; `launch`, which mounts a root and becomes a program; `init`, pid 1
+ * of a sandbox; `copy`, of a writable layer. What each takes is said where it is. */
 #include "launch.h"
 
 int main(int argc, char **argv) {

@@ -20,7 +20,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define BUFFER_SIZES "4096 16384 65536" /* as sandbox/egress/links.py: least, first, most; bytes of one direction of a TCP connection */
+/* As sandbox/egress/links.py: least, first, most; bytes of one direction of a TCP connection. */
+#define BUFFER_SIZES "4096 16384 65536"
 
 enum { SYS_FSOPEN = 430, SYS_FSCONFIG = 431, SYS_FSMOUNT = 432, FSOPEN_CLOSED = 1, FSCONFIG_CREATE = 6 };
 enum { MAX_SIGNALS = 4096, MAX_QUEUE_BYTES = 819200 }; /* queued at one time: signals, messages */

@@ -80,12 +80,11 @@ static void look_whether_ended(struct child *child) {
 }
 
 static void note_end(pid_t pid) {
-    for (size_t i = 0; i < num_children; i++) {
+    for (size_t i = num_children; i-- > 0;) { /* backwards: one that has ended leaves its place to the last */
         struct child *child = &children[i];
         if (child->launcher != pid && child->init != pid) continue;
         *(child->launcher == pid ? &child->launcher : &child->init) = 0;
         look_whether_ended(child);
-        return;
     }
 }
 
@@ -96,7 +95,8 @@ static bool reap_told(int signals) {
     bool is_due = false;
     while (read(signals, &told, sizeof told) > 0) {
         is_due = true;
-        if (told.ssi_code != CLD_STOPPED && waitpid((pid_t)told.ssi_pid, NULL, WNOHANG) > 0) note_end((pid_t)told.ssi_pid);
+        pid_t pid = (pid_t)told.ssi_pid;
+        if (pid > 0 && waitpid(pid, NULL, WNOHANG) > 0) note_end(pid);
     }
     return is_due;
 }
@@ -173,7 +173,7 @@ static void settle(const struct request *request) {
     answer(request->ticket, SETTLED, child ? child->layer : -1);
     if (!child) return;
     child->init = request->init, child->settled = true;
-    if (child->launcher && request->first) kill(child->launcher, request->first);
+    if (child->launcher && request->first && is_ours(child->launcher)) kill(child->launcher, request->first);
     look_whether_ended(child);
 }
 
@@ -181,7 +181,7 @@ static void end(uint32_t ticket) {
     struct child *child = find(ticket);
     if (!child) return;
     child->settled = true;
-    if (child->launcher) kill(child->launcher, SIGKILL);
+    if (child->launcher && is_ours(child->launcher)) kill(child->launcher, SIGKILL);
     if (child->init && is_ours(child->init)) kill(child->init, SIGKILL);
     look_whether_ended(child);
 }
