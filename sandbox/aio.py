@@ -21,7 +21,7 @@ from sandbox.errors import SandboxGone
 from sandbox.named import Named
 from sandbox.policy import Network
 from sandbox.results import Denial
-from sandbox.sandbox import Sandbox, SandboxInfo
+from sandbox.sandbox import Sandbox, SandboxInfo, kill_all
 from sandbox.snapshots import Snapshot
 from sandbox.status import IdleWish, SandboxStatus
 
@@ -117,7 +117,7 @@ class AsyncSandbox(Named):
     async def fork_fs(self, n: int | None = None) -> "AsyncSandbox | tuple[AsyncSandbox, ...]":
         """See `Sandbox.fork_fs`. When cancelled, waits for the forks that are on their way and kills them."""
         pending = in_thread(partial(self._sandbox.fork_fs, 1 if n is None else n))
-        made = tuple(map(AsyncSandbox, await _made_or_undone(pending, _kill_all)))
+        made = tuple(map(AsyncSandbox, await _made_or_undone(pending, kill_all)))
         return made[0] if n is None else made
 
     @property
@@ -171,11 +171,6 @@ async def _made_or_undone(pending: "Future[T]", undo: Callable[[T], object]) -> 
 def _undo_when_made(pending: "Future[T]", undo: Callable[[T], object]) -> None:
     if pending.exception() is None:
         undo(pending.result())
-
-
-def _kill_all(forks: tuple[Sandbox, ...]) -> None:
-    for fork in forks:
-        fork.kill()
 
 
 def _leave(sandbox: Sandbox) -> None:

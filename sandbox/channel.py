@@ -56,7 +56,7 @@ class Listener(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Outgoing:
     data: bytes
-    fds: tuple[int, ...]
+    fds: list[int]  # which are in it for as long as they are open
 
 
 class Channel:
@@ -116,7 +116,7 @@ class Channel:
     ) -> bool:
         """Registers `listener` under `id` and sends the first message; False when the sandbox is gone. `fds`
         go along, and are closed however this ends. OSError when the host has no room for more of them."""
-        handed = tuple(fds)
+        handed = list(fds)
         with self._lock, ExitStack() as on_failure:
             on_failure.callback(_close_all, handed)
             if self._lost:
@@ -135,7 +135,7 @@ class Channel:
         hears that from `on_lost`."""
         with self._lock:
             if not self._lost:
-                self._send(_Outgoing(encode(id, kind), ()))
+                self._send(_Outgoing(encode(id, kind), []))
 
     def forget(self, id: int) -> None:
         """Frees an id whose listener has heard elsewhere that it is over."""
@@ -307,7 +307,7 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
-def _rights(fds: tuple[int, ...]) -> list[tuple[int, int, bytes]]:
+def _rights(fds: list[int]) -> list[tuple[int, int, bytes]]:
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds).tobytes())] if fds else []
 
 
@@ -319,6 +319,7 @@ def _is_honest(step: Callable[[], None]) -> bool:
     return True
 
 
-def _close_all(fds: Iterable[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+def _close_all(fds: list[int]) -> None:
+    """Each once, whatever comes between: its number may be a stranger's next."""
+    while fds:
+        os.close(fds.pop())

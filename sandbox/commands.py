@@ -23,8 +23,9 @@ from sandbox.host import Host
 from sandbox.orders import checked_env
 from sandbox.policy import Policy
 from sandbox.results import CommandResult
-from sandbox.running import LONGEST_S, Call, RunningCommand
+from sandbox.running import LONGEST_S, Call, RunningCommand, run_to_end
 from sandbox.texts import system_bytes, utf8
+from sandbox.undisturbed import undisturbed
 from sandbox.wire import MAX_CHUNK_BYTES, TerminalSize, check_size, exec_words
 
 
@@ -85,10 +86,11 @@ class Commands:
         policy has, QuotaError where the sandbox has no room for one more, CapacityError where this process is
         out of descriptors.
         """
-        result = self.start(
-            cmd, timeout_s=self.timeout_of_run(timeout_s), cwd=cwd, env=env, output_bytes=output_bytes,
-            stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr,
-        ).wait_or_kill()  # fmt: skip
+        start = partial(
+            self.start, cmd, timeout_s=self.timeout_of_run(timeout_s), cwd=cwd, env=env,
+            output_bytes=output_bytes, stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr,
+        )  # fmt: skip
+        result = run_to_end(start)
         return checked(result, self._channel.name) if check else result
 
     def start(
@@ -135,6 +137,9 @@ class Commands:
             output_bytes=limit,
             output_total_bytes=policy.output_total_bytes,
         )
+        return undisturbed(partial(self._begin, call), RunningCommand.end)
+
+    def _begin(self, call: Call) -> RunningCommand:
         command = RunningCommand(call, self._channel, self._host, self._clock, self._log)
         self._meet(command)
         try:

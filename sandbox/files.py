@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 
 from sandbox.arguments import check_type, check_whole
 from sandbox.channel import Channel
@@ -45,6 +46,7 @@ from sandbox.memory_files import memory_file
 from sandbox.paths import MAX_DIRECTORY_BYTES, WORKDIR, absolute
 from sandbox.policy import Policy
 from sandbox.texts import utf8
+from sandbox.undisturbed import undisturbed_call
 from sandbox.wire import MAX_CHUNK_BYTES, Frame, Kind, Trouble, decode_done
 
 MIB = 1 << 20
@@ -62,22 +64,25 @@ _CHANGED = frozenset(
 @dataclass(slots=True)
 class _Reply:
     """The answer to one file operation: its number, and a descriptor or -1. Its methods run on the channel's
-    thread."""
+    thread; `on_lost` on any, for one that could not be asked."""
 
     host: Host
     future: Future[tuple[int, int]] = field(default_factory=Future[tuple[int, int]])
+    _open: Lock = field(default_factory=Lock)  # taken by the first answer, which counts
 
     def on_frame(self, frame: Frame) -> bool:
         if frame.kind != Kind.DONE:
             return False
         number = decode_done(frame)
-        self.host.finish()
-        self.future.set_result((number, frame.fds.pop() if frame.fds else -1))
+        if self._open.acquire(blocking=False):
+            self.host.finish()
+            self.future.set_result((number, frame.fds.pop() if frame.fds else -1))
         return True
 
     def on_lost(self) -> None:
-        self.host.finish()
-        self.future.cancel()
+        if self._open.acquire(blocking=False):
+            self.host.finish()
+            self.future.cancel()
 
     def deadline_ns(self) -> int | None:
         return None  # init answers file operations at once
@@ -99,6 +104,7 @@ class Files:
         self._host = host
         self._errors = FileErrors(channel.name, policy)
 
+    @undisturbed_call
     def read(self, path: str, *, max_bytes: int = 64 * MIB) -> bytes:
         """The content of a regular file, links followed inside the sandbox. FileTooLarge beyond `max_bytes`,
         UnsafePath for what is no file, or one of the kernel's (/proc), which a command can read."""
@@ -131,6 +137,7 @@ class Files:
         for start in range(MAX_CHUNK_BYTES, len(content), MAX_CHUNK_BYTES):
             self._write(place, memoryview(content)[start : start + MAX_CHUNK_BYTES], True, mode)
 
+    @undisturbed_call
     def list(self, path: str = WORKDIR) -> tuple[Entry, ...]:
         """What is in a directory, by name. FileTooLarge beyond 100,000 entries, or 32 MiB of names."""
         place = absolute(path)
@@ -140,6 +147,7 @@ class Files:
             except TooMuch:
                 raise self._errors.of(errno.EFBIG, place) from None
 
+    @undisturbed_call
     def stat(self, path: str) -> Entry:
         """One entry; a link is described, not followed."""
         place = absolute(path)
@@ -188,12 +196,12 @@ class Files:
         ENOTEMPTY where `to` is a directory with something in it, EINVAL where it lies in `path`."""
         place, target = absolute(path), absolute(to)
         try:
-            self._ask(Kind.RENAME, place, to=target)
+            self._move(place, target)
         except FileMissing as error:
             if error.errno != errno.ENOENT or not self.exists(place):
                 raise
             self.make_dir(posixpath.dirname(target.rstrip("/")))
-            self._ask(Kind.RENAME, place, to=target)
+            self._move(place, target)
 
     def upload_dir(self, host_dir: Path | str, path: str, *, max_bytes: int = 256 * MIB) -> int:
         """Copies regular files and directories of `host_dir` into `path`; the number of files. Links and
@@ -265,12 +273,18 @@ class Files:
                 if entry.type == "dir":
                     pending.append(name)
 
+    @undisturbed_call
+    def _move(self, place: str, target: str) -> None:
+        self._ask(Kind.RENAME, place, to=target)
+
+    @undisturbed_call
     def _make_one(self, place: str) -> None:
         with self._host.room(ENTRY_BYTES) as is_free:
             if not is_free:
                 raise self._errors.of(errno.ENOMEM, place)
             self._ask(Kind.MKDIR, place)
 
+    @undisturbed_call
     def _is_removed(self, place: str) -> bool:
         """Init does some of it at a time, or it would serve nobody else meanwhile."""
         try:
@@ -281,6 +295,7 @@ class Files:
             raise
         return True
 
+    @undisturbed_call
     def _is_there(self, place: str) -> bool:
         """Links followed."""
         try:
@@ -289,6 +304,7 @@ class Files:
         except FileMissing:
             return False
 
+    @undisturbed_call
     def _is_directory(self, place: str) -> bool:
         """Links followed."""
         with self._opened(place, os.O_PATH) as fd:
@@ -304,12 +320,14 @@ class Files:
             self._send(place, chunk[:0], False, mode)
             self._write(place, chunk, True, mode)
 
+    @undisturbed_call
     def _write(self, place: str, chunk: memoryview, append: bool, mode: int) -> None:
         with self._host.room(len(chunk) + ENTRY_BYTES) as is_free:
             if not is_free:
                 raise self._errors.of(errno.ENOMEM, place)
             self._send(place, chunk, append, mode)
 
+    @undisturbed_call
     def _send(self, place: str, chunk: memoryview, append: bool, mode: int) -> None:
         with translated("writing a file", sandbox_id=self._channel.name):
             content = memory_file(chunk)
@@ -374,14 +392,6 @@ def _awaited(future: Future[tuple[int, int]]) -> tuple[int, int] | None:
         return future.result()
     except CancelledError:
         return None
-    except BaseException:  # this thread is interrupted: nobody will take what comes
-        future.add_done_callback(_close_unwanted)
-        raise
-
-
-def _close_unwanted(future: Future[tuple[int, int]]) -> None:
-    if not future.cancelled():
-        _close(future.result()[1])
 
 
 def _close(fd: int) -> None:

@@ -2,10 +2,11 @@
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 from protocol.clock import Clock
 from sandbox.arguments import check_seconds
@@ -29,6 +30,7 @@ from sandbox.plumbing import Plumbing
 from sandbox.refusals import denials_since
 from sandbox.results import CommandResult, Denial, Reason
 from sandbox.texts import utf8
+from sandbox.undisturbed import undisturbed, undisturbed_call
 from sandbox.wire import Ending, Frame, Kind, TerminalSize, check_size, decode_exit, pack_size
 
 LONGEST_S = 1e9  # that anybody waits
@@ -81,7 +83,7 @@ class RunningCommand(Named):
         self._deadline_ns = None if call.timeout_ns is None else self._started_ns + call.timeout_ns
         self._paused_before_ns = 0
         self._plumbing: Plumbing | None = None
-        self._has_ended = False
+        self._has_ended = self._is_over = False
         self._fault: SandboxError | None = None  # of the owner's, which ends the command
         self._id = channel.new_id()
 
@@ -141,8 +143,9 @@ class RunningCommand(Named):
     @property
     def is_running(self) -> bool:
         """False once its result is there."""
-        return not self.future.done()
+        return not self._is_over
 
+    @undisturbed_call
     def send_stdin(self, data: bytes | str) -> None:
         """More input, for a command started with `stdin=None`. Does not block: what the program does not read
         yet is kept. Raises InvalidArgument after `close_stdin`; nothing happens to a command that has ended.
@@ -150,11 +153,13 @@ class RunningCommand(Named):
         self._input.add(utf8("data", data))
         self._host.touch()
 
+    @undisturbed_call
     def close_stdin(self) -> None:
         """The end of the input. Idempotent. A terminal's line ends by `send_stdin("\x04")` instead."""
         self._input.close()
         self._host.touch()
 
+    @undisturbed_call
     def resize(self, terminal: TerminalSize) -> None:
         """A new size for its terminal. Nothing happens to a command without one. InvalidArgument for what no
         terminal has."""
@@ -163,8 +168,12 @@ class RunningCommand(Named):
             self._plumbing.resize(terminal)
 
     def wait(self, timeout_s: float | None = None) -> CommandResult:
-        """Blocks until the command has ended. RequestTimeout after `timeout_s` leaves it running."""
+        """Blocks until the command has ended. RequestTimeout after `timeout_s`, or an interrupt, leaves it
+        running."""
         self.check_patience(timeout_s)
+        return undisturbed(partial(self._wait, timeout_s), patience_s=0)
+
+    def _wait(self, timeout_s: float | None) -> CommandResult:
         try:
             return self.future.result(timeout_s)
         except TimeoutError as error:
@@ -181,16 +190,15 @@ class RunningCommand(Named):
         words = f"command {self.id} has not ended within {timeout_s} s, and runs on"
         return RequestTimeout(words, hint="wait again, or kill it", sandbox_id=self._channel.name)
 
-    def wait_or_kill(self) -> CommandResult:
-        """Blocks until it has ended. An interrupt of this thread ends it first, with all its processes; a
-        second one goes on at once."""
-        try:
-            return self.wait()
-        except BaseException:  # an interrupt, or what the command has ended with
-            self.kill()
-            self.future.exception()
-            raise
+    def end(self) -> None:
+        """Ends it with all its processes, and blocks until it has. An interrupt goes on at once."""
+        undisturbed(self._end_and_wait, patience_s=0)
 
+    def _end_and_wait(self) -> None:
+        self.kill()
+        self.future.exception()
+
+    @undisturbed_call
     def kill(self) -> None:
         """Ends the command and all its processes; `wait` then gives reason `killed`. Does not block; nothing
         happens to a command that has ended."""
@@ -201,7 +209,7 @@ class RunningCommand(Named):
 
     def leave(self) -> None:
         """In a child of a fork: nobody there would wait for its end in vain."""
-        self.future = Future()
+        self.future, self._is_over = Future(), True
         self.future.set_exception(self._gone())
         self._input.leave()
         if self._plumbing is not None:
@@ -349,6 +357,7 @@ class RunningCommand(Named):
         self._host.finish()
 
         def settle(raised: BaseException | None) -> None:
+            self._is_over = True
             if (failure := raised or self._fault or error) is not None:
                 self.future.set_exception(failure)
             elif result is not None:
@@ -358,6 +367,19 @@ class RunningCommand(Named):
             self._feed.finish(settle)
         else:
             settle(None)
+
+
+def run_to_end(start: Callable[[], RunningCommand]) -> CommandResult:
+    """Starts one and waits for it. An interrupt ends it first, with all its processes; a second goes on at
+    once."""
+    begun = list[RunningCommand]()
+    try:
+        undisturbed(lambda: begun.append(start()))
+        return begun[0].wait()
+    except BaseException:  # an interrupt, or what the command has ended with
+        for command in begun:
+            command.end()
+        raise
 
 
 _LIMITS = {

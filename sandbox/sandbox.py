@@ -5,9 +5,10 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Literal, Self, overload
@@ -36,6 +37,7 @@ from sandbox.sessions import Sessions
 from sandbox.snapshots import Snapshot, Snapshots, Source
 from sandbox.status import IdleWish, SandboxStatus, at
 from sandbox.substrates.base import HOSTNAME
+from sandbox.undisturbed import undisturbed, undisturbed_call
 
 if TYPE_CHECKING:
     from sandbox.doctor import Capability
@@ -136,7 +138,10 @@ class Sandbox(Named):
             env=checked_env(env or {}),
         )
         checked_order(order)
-        return cls._make(order) if key is None else _KEYS.get_or_make(key, order, lambda: cls._make(order))
+        make_one = partial(cls._make, order)
+        if key is None:
+            return undisturbed(make_one, Sandbox.kill)
+        return undisturbed(partial(_KEYS.get_or_make, key, order, make_one))  # which the key then finds
 
     @classmethod
     def _make(cls, order: Order) -> "Sandbox":
@@ -182,6 +187,7 @@ class Sandbox(Named):
         """Effective values."""
         return self._info
 
+    @undisturbed_call
     def get_info(self) -> SandboxStatus:
         """How it stands now, with the timeouts that hold. Raises SandboxGone."""
         self._check()
@@ -193,6 +199,7 @@ class Sandbox(Named):
             idle_s=timeouts.idle_s, network_version=self.network_version,
         )  # fmt: skip
 
+    @undisturbed_call
     def set_timeout(self, lifetime_s: float | None = None, *, idle_s: IdleWish = "keep") -> SandboxStatus:
         """It ends `lifetime_s` from now, whatever was said before; None leaves that as it is. `idle_s` is its
         idle time from now on, None for none. Returns what holds. Raises InvalidArgument, SandboxGone."""
@@ -217,6 +224,7 @@ class Sandbox(Named):
         return self._life.gone()
 
     @property
+    @undisturbed_call
     def denials(self) -> tuple[Denial, ...]:
         """What its network policy has refused so far, each kind of attempt counted."""
         return denials_since({}, self._ownership.refused())
@@ -227,6 +235,7 @@ class Sandbox(Named):
         connection = self._ownership.connection
         return 0 if connection is None else connection.version
 
+    @undisturbed_call
     def set_network(self, network: Network | Literal["none"], expected_version: int) -> int:
         """Puts a network policy in the place of the one that holds, as a whole, and returns its version.
         Connections that it does not allow are cut. Blocks for milliseconds.
@@ -251,6 +260,7 @@ class Sandbox(Named):
             with self._made.log.before("set_network", **about):
                 return connection.replace(network, expected_version)
 
+    @undisturbed_call
     def pause(self) -> None:
         """Stops all that runs in it, memory kept, until `resume` or until anything is asked of it: a command,
         a file, input. Blocks for milliseconds. Commands' time stands still meanwhile, and so does the idle
@@ -261,6 +271,7 @@ class Sandbox(Named):
         """
         self._life.pause()
 
+    @undisturbed_call
     def resume(self) -> None:
         """Lets a paused sandbox go on. Nothing happens to one that runs. Raises SandboxGone."""
         if (gone := self._life.gone()) is not None:
@@ -280,6 +291,9 @@ class Sandbox(Named):
         the layer can hold. Raises InvalidArgument for a name that is taken, FileTooLarge, CapacityError when
         the disk is full, UnsupportedError without cgroup version 2, SandboxGone; nothing is kept then.
         """
+        return undisturbed(partial(self._kept, name, max_mb), Snapshot.delete)
+
+    def _kept(self, name: str | None, max_mb: int | None) -> Snapshot:
         with translated("taking a snapshot", sandbox_id=self.id), self._life.held():
             store = Snapshots(self._made.order.state_dir)
             name = f"snap-{secrets.token_hex(6)}" if name is None else name
@@ -306,11 +320,15 @@ class Sandbox(Named):
         """
         if n is not None:
             check_whole("n", n, 1, MAX_FORKS)
+        forks = undisturbed(partial(self._forks, n or 1), kill_all)
+        return forks[0] if n is None else forks
+
+    def _forks(self, count: int) -> "tuple[Sandbox, ...]":
         forks: list[Sandbox] = []
         doing = translated(f"forking sandbox {self.id}")
         with doing, ExitStack() as busy, ExitStack() as on_failure:
             busy.enter_context(self._life.busy())  # as all are that wait for the last one
-            for number in range(n or 1):
+            for number in range(count):
                 # Those after the first are copied from that, which nobody has yet, and this one goes on.
                 still = self._life.held() if number == 0 else nullcontext()
                 source = (forks or [self])[0]._source()
@@ -321,7 +339,7 @@ class Sandbox(Named):
                     source.check()
                     self._made.log.write("fork", into=forks[-1].id)
             on_failure.pop_all()
-        return forks[0] if n is None else tuple(forks)
+        return tuple(forks)
 
     def _fork_order(self) -> Order:
         connection = self._ownership.connection
@@ -361,6 +379,7 @@ class Sandbox(Named):
             )
         return self.set_network(phases[name], expected_version)
 
+    @undisturbed_call
     def kill(self) -> None:
         """Ends the sandbox and frees all that it owns. Idempotent, from any thread and in any state; blocks
         until nothing is left (milliseconds). Commands that still run end with reason `killed`. CapacityError
@@ -401,6 +420,12 @@ class Sandbox(Named):
         trace: TracebackType | None,
     ) -> None:
         self.kill()
+
+
+def kill_all(forks: Iterable[Sandbox]) -> None:
+    """Of several that were to be one's together."""
+    for fork in forks:
+        fork.kill()
 
 
 _KEYS: Keys[Sandbox] = Keys()  # of this process

@@ -8,6 +8,7 @@ Background processes end with their command, as all do; a server is started with
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from threading import Lock
 
 from protocol.ids import new_id
@@ -20,7 +21,7 @@ from sandbox.forks import leave_in_children
 from sandbox.named import Named
 from sandbox.paths import WORKDIR, absolute
 from sandbox.results import CommandResult
-from sandbox.running import RunningCommand
+from sandbox.running import RunningCommand, run_to_end
 
 _FOLDER = "/dev/shm/.dockyard-sessions"  # which no snapshot takes and no policy makes read-only
 # Of the shell itself: to set them again fails, or would (RANDOM) make the next command repeat this one. The
@@ -166,10 +167,11 @@ class Session(Named):
         what it has left could not be kept.
         """
         with self._lock:
-            result = self.start(
-                cmd, timeout_s=self.timeout_of_run(timeout_s), output_bytes=output_bytes, stdin=stdin,
-                on_stdout=on_stdout, on_stderr=on_stderr,
-            ).wait_or_kill()  # fmt: skip
+            start = partial(
+                self.start, cmd, timeout_s=self.timeout_of_run(timeout_s), output_bytes=output_bytes,
+                stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr,
+            )  # fmt: skip
+            result = run_to_end(start)
         return checked(result, self.sandbox_id) if check else result
 
     def start(

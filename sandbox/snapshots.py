@@ -25,6 +25,7 @@ from sandbox.audit_log import SandboxLog
 from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError
 from sandbox.host_tree import remove_tree
 from sandbox.places import INIT_BINARY, default_state_dir
+from sandbox.undisturbed import undisturbed_call
 
 FIRST_ID = 0x6FFF0000  # of all trees; sandboxes get others
 _NO_LIMIT = 1 << 62  # bytes: of a layer, which has one
@@ -117,6 +118,7 @@ class Snapshots:
             raise InvalidArgument(f"snapshot={name!r} is not there", hint=f"there are: {known}")
         return found
 
+    @undisturbed_call
     def delete(self, name: str) -> bool:
         """Removes it, once no create reads it any more (milliseconds). False when there is none."""
         doomed, known = self._draft_path(), self._load(self._directory / _checked(name))

@@ -16,7 +16,7 @@ from sandbox.sessions import Session, Sessions
 
 # What is between parts of this package, and not for callers.
 INTERNAL = {
-    "leave", "timeout_of_run", "wait_or_kill", "check_patience", "runs_on", "on_frame", "on_lost",
+    "leave", "timeout_of_run", "end", "check_patience", "runs_on", "on_frame", "on_lost",
     "deadline_ns", "on_deadline", "sandbox_id",
 }  # fmt: skip
 PAIRS = [

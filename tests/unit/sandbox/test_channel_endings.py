@@ -18,7 +18,7 @@ from sandbox.cgroups import Counters
 from sandbox.channel import Channel
 from sandbox.commands import Commands
 from sandbox.errors import FileMissing, SandboxError, SandboxGone
-from sandbox.files import Files
+from sandbox.files import Files, _Reply
 from sandbox.policy import Policy
 from sandbox.running import RunningCommand
 from sandbox.wire import FRAME_BYTES, Ending, Frame, Kind, TerminalSize, encode
@@ -315,4 +315,34 @@ def test_input_wakes_a_sandbox_that_is_paused():
     harness.command.send_stdin("x")
     harness.command.close_stdin()
     assert harness.owner.num_touched == 2
+    harness.end()
+
+
+def test_an_answer_to_what_nobody_waits_for_any_more_harms_nothing():
+    owner = Owner(num_open=1)
+    reply = _Reply(owner)
+    reply.on_lost()
+    frame = Frame(1, Kind.DONE, 0, 0, [7])
+    assert reply.on_frame(frame)
+    assert frame.fds == [7]  # still its giver's to close
+    reply.on_lost()
+    assert owner.num_open == 0
+
+
+def test_a_descriptor_is_closed_once_whatever_comes_between(monkeypatch: pytest.MonkeyPatch):
+    """Its number may be a stranger's by the second time."""
+    harness, closed, close = connect(), list[int](), os.close
+
+    def close_and_raise(fd: int) -> None:
+        close(fd)
+        closed.append(fd)
+        if len(closed) == 1:
+            raise KeyboardInterrupt
+
+    given = [os.memfd_create("given") for _ in range(3)]
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "close", close_and_raise)
+        with pytest.raises(KeyboardInterrupt):
+            harness.channel.open(harness.channel.new_id(), harness.owner, Kind.WRITE, fds=given)
+    assert sorted(closed) == sorted(given)
     harness.end()
