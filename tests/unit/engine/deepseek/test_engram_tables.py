@@ -120,7 +120,7 @@ def test_look_ups_are_waited_for_at_their_layer(source, model):
 
     def act(left: int) -> None:
         if left == 2:
-            assert table.begun.is_set()
+            assert table.begun.wait(PATIENCE_S)
             table.may_go_on.set()
 
     table.may_go_on.clear()
