@@ -31,13 +31,13 @@ def first_foreign_below(folder: Path) -> Path | None:
 
 
 def running() -> Iterator[Path]:
-    """The interpreter as it was called, what it reads and where it looks, the files that are mapped."""
+    """The interpreter as it was called, what it reads and where it looks, the mapped files that it runs."""
     program = Path(sys.executable)
     yield from (program, program.with_name("pyvenv.cfg"), program.parent.with_name("pyvenv.cfg"))
     yield from (Path(each or ".").absolute() for each in sys.path if not each.startswith("__editable__"))
     for line in Path("/proc/self/maps").read_text().splitlines():
-        if len(words := line.split(maxsplit=5)) == 6 and words[5].startswith("/"):
-            yield Path(words[5])
+        if len(words := line.split(maxsplit=5)) == 6 and words[5][0] == "/" and "x" in words[1]:
+            yield Path(words[5].removesuffix(" (deleted)"))
 
 
 def _way(path: Path) -> Iterator[Path]:

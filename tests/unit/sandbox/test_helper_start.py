@@ -1,5 +1,6 @@
 """Who gets a helper, and what root is willing to run as one."""
 
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from sandbox import helper_start
 from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.helper_start import Bounds, find_uid, helper_words
 from sandbox.places import helper_socket
+from sandbox.privileged import trust
 from sandbox.privileged.trust import first_foreign, first_foreign_below
 
 
@@ -94,6 +96,15 @@ def test_its_interpreter_takes_nothing_from_its_surroundings():
     assert bounded[4:] == ["7", f"memory={64 << 20}", "pids=20", "cpu=150000"]
     if os.geteuid() == 0:  # for others it is refused, as they could change what root would run
         assert f"ExecStart={' '.join(words[:4])} %i\n" in helper_start.unit()
+
+
+def test_memory_that_is_shared_and_not_run_is_no_matter():
+    """A semaphore of multiprocessing's, in a folder where all may write."""
+    lock = multiprocessing.get_context("spawn").Lock()
+    mapped = Path("/proc/self/maps").read_text()
+    assert "/dev/shm/" in mapped
+    assert not any(path.is_relative_to("/dev/shm") for path in trust.running())
+    del lock
 
 
 @pytest.mark.parametrize("name", ["memory_mb", "pids", "cpu"])
