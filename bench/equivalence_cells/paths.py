@@ -81,7 +81,9 @@ def _in_chunks_of(size: int, subject: Subject) -> list[Case]:
 
 def neighbours(subject: Subject) -> Found:
     engine = subject.engine(token_budget=96, max_sequences=6)
-    for case in subject.cases:
+    for case in sorted(
+        subject.cases, key=lambda case: -case.length
+    ):  # or the last may read when all have ended
         engine.add(request_of(case))
     beside = Counter[str]()
 

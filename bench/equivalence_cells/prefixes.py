@@ -70,7 +70,7 @@ def prefix_hit(subject: Subject) -> Found:
 def _hits(subject: Subject, answers: Answers, *, whole: bool = False) -> int:
     """How many of the long prompts were found, `whole`: with all blocks that a first time has left."""
     found = [subject.positions_found(answers.get(case.name, Answer())) for case in subject.long_cases()]
-    known = [case.num_known for case in subject.long_cases()]
+    known = [subject.positions_left(case) for case in subject.long_cases()]
     return sum(have >= (had if whole else 1) for have, had in zip(found, known, strict=True))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.equivalence_cells.prompts import Case
+from bench.equivalence_cells.prompts import BLOCK, Case
 from bench.equivalence_cells.reference import continue_greedily
 from engine import Engine, EngineConfig, Request, SamplingParams
 from engine.checkpoint.checksums import write_sums
@@ -163,6 +163,14 @@ class Subject:
         if answer.num_cached == 0 or answer.resumed or not self.replay:
             return answer.num_cached
         return answer.num_cached + self.window
+
+    def positions_left(self, case: Case) -> int:
+        """That it finds of itself when it comes again. Where windows do not run again, up to a kept one: at the
+        end of its last block, which serves a next turn alone where that is the prompt's end, and a window
+        before."""
+        if self.replay or self.window == 0 or case.length % BLOCK:
+            return case.num_known
+        return (case.length - self.window) // BLOCK * BLOCK
 
     def long_cases(self) -> list[Case]:
         """Those that a cached prefix can serve: by more than a block behind a window."""
