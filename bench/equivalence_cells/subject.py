@@ -165,8 +165,8 @@ class Subject:
         return answer.num_cached + self.window
 
     def positions_left(self, case: Case) -> int:
-        """That it finds of itself when it comes again. Where windows do not run again, up to a kept one: at the
-        end of its last block, which serves a next turn alone where that is the prompt's end, and a window
+        """That it finds of itself when it comes again. Where windows do not run again, up to a kept one: at
+        the end of its last block, which serves a next turn alone where that is the prompt's end, and a window
         before."""
         if self.replay or self.window == 0 or case.length % BLOCK:
             return case.num_known
