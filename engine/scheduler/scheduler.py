@@ -132,8 +132,9 @@ class Scheduler:
             self._give_rows(sequence, self._next_count(sequence))
         if not self._rows:  # all of it was kept for one that lacks blocks
             self._run_on(owed)
-        chunks = [Chunk(sequence, count) for sequence, count in self._rows.items()]
-        for sequence in self._rows:
+        rows, self._rows = self._rows, {}  # or the last ones would be kept for as long as nothing comes
+        chunks = [Chunk(sequence, count) for sequence, count in rows.items()]
+        for sequence in rows:
             sequence.served_ns = now_ns
         orders, self._orders = self._orders, []
         return Plan(chunks, orders)

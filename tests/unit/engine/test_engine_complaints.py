@@ -13,6 +13,7 @@ from tiny_gguf import TOKENS
 
 from engine import Engine, Request, SamplingParams
 from engine.errors import Overloaded, UnusableTier
+from engine.request import Sequence
 
 GOLDEN = Path(__file__).parents[2] / "data" / "v41_golden" / "b"
 IDS: list[int] = json.loads((GOLDEN / "ids.json").read_text())
@@ -174,3 +175,13 @@ def test_a_million_short_requests_leave_memory_flat(tiny_model: Path, cpu_librar
     engine.check_integrity()
     gc.collect()
     assert process.memory_info().rss - after_warming < 32 << 20
+
+
+def test_an_idle_engine_keeps_nothing_of_who_has_been_there(tiny_model: Path) -> None:
+    def sequences() -> list[Sequence]:
+        gc.collect()
+        return [thing for thing in gc.get_objects() if type(thing) is Sequence]
+
+    engine, before = small_engine(tiny_model), len(sequences())
+    engine.generate([list(range(5, 40))], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert len(sequences()) == before
