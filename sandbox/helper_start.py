@@ -102,5 +102,5 @@ def _surroundings() -> Iterator[Path]:
         yield from folder.glob("*.pth")  # which are code
     for module in list(sys.modules.values()):
         for name in (getattr(module, "__file__", None), getattr(module, "__cached__", None)):
-            if name is not None:
+            if isinstance(name, str):  # some modules answer for any name, with an object of theirs
                 yield Path(name)

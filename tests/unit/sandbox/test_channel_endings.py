@@ -5,7 +5,8 @@ import os
 import socket
 import struct
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,7 +116,8 @@ def take(theirs: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
-def connect(watchers: dict[str, object] | None = None) -> Harness:
+@contextmanager
+def connect(watchers: dict[str, object] | None = None) -> Iterator[Harness]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     owner, clock = Owner(), SystemClock()
     channel = Channel(ours, clock, name="sbx-test")
@@ -126,7 +128,11 @@ def connect(watchers: dict[str, object] | None = None) -> Harness:
     assert data == encode(1, Kind.EXEC, 1)
     os.close(words)
     os.close(input)
-    return Harness(owner, theirs, channel, command, socket.socket(fileno=report), output, errors)
+    harness = Harness(owner, theirs, channel, command, socket.socket(fileno=report), output, errors)
+    try:
+        yield harness
+    finally:
+        harness.end()
 
 
 def ask(harness: Harness) -> tuple[threading.Thread, list[object]]:
@@ -156,11 +162,10 @@ def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
 @given(st.lists(st.tuples(st.booleans(), PACKETS, st.integers(0, 2)), max_size=8))
 def test_hostile_messages_leave_nobody_waiting_and_no_descriptor(packets: list[tuple[bool, bytes, int]]):
     before = count_fds()
-    harness = connect()
-    thread, answers = ask(harness)
-    for to_report, packet, num_fds in packets:
-        send(harness.report if to_report else harness.theirs, packet, (0,) * num_fds)
-    harness.end()
+    with connect() as harness:
+        thread, answers = ask(harness)
+        for to_report, packet, num_fds in packets:
+            send(harness.report if to_report else harness.theirs, packet, (0,) * num_fds)
     thread.join(10)
     assert len(answers) == 1
     assert harness.command.future.done()
@@ -172,123 +177,114 @@ def test_hostile_messages_leave_nobody_waiting_and_no_descriptor(packets: list[t
 
 def test_a_descriptor_that_nobody_asked_for_is_closed():
     before = count_fds()
-    harness = connect()
-    files = Files(harness.channel, harness.owner)
-    thread = threading.Thread(target=files.make_dir, args=("/a",), daemon=True)
-    thread.start()
-    take(harness.theirs)
-    send(harness.theirs, struct.pack("=IIII", 2, Kind.DONE, 0, 0), (0,))
-    thread.join(10)
-    harness.end()
+    with connect() as harness:
+        files = Files(harness.channel, harness.owner)
+        thread = threading.Thread(target=files.make_dir, args=("/a",), daemon=True)
+        thread.start()
+        take(harness.theirs)
+        send(harness.theirs, struct.pack("=IIII", 2, Kind.DONE, 0, 0), (0,))
+        thread.join(10)
     assert count_fds() == before
 
 
 @pytest.mark.parametrize(("ending", "value"), [(99, 0), (2, 2**31)])
 @pytest.mark.parametrize("by_report", [True, False])
 def test_an_exit_that_breaks_the_protocol_is_the_end(ending: int, value: int, by_report: bool):
-    harness = connect()
-    packet = struct.pack("=IIII", 1, Kind.EXIT, ending, value)
-    send(harness.report if by_report else harness.theirs, packet)
-    harness.channel._thread.join(10)  # the sandbox's end of the socket is still open
-    assert harness.owner.released
-    assert harness.command.wait(0).reason == "lost"
-    harness.end()
+    with connect() as harness:
+        packet = struct.pack("=IIII", 1, Kind.EXIT, ending, value)
+        send(harness.report if by_report else harness.theirs, packet)
+        harness.channel._thread.join(10)  # the sandbox's end of the socket is still open
+        assert harness.owner.released
+        assert harness.command.wait(0).reason == "lost"
 
 
 @pytest.mark.parametrize("packet", [b"xx", struct.pack("=IIII", 2, Kind.DONE, 2**32 - 1, 0)])
 def test_a_reply_that_breaks_the_protocol_is_the_end(packet: bytes):
-    harness = connect()
-    thread, answers = ask(harness)
-    assert take(harness.theirs)[0].endswith(b"/a")  # it is under way, as number 2
-    send(harness.theirs, packet)
-    thread.join(10)
-    assert [type(answer) for answer in answers] == [SandboxGone]
-    harness.end()
+    with connect() as harness:
+        thread, answers = ask(harness)
+        assert take(harness.theirs)[0].endswith(b"/a")  # it is under way, as number 2
+        send(harness.theirs, packet)
+        thread.join(10)
+        assert [type(answer) for answer in answers] == [SandboxGone]
     assert harness.owner.released
 
 
 def test_an_open_that_hands_nothing_over_names_what_is_wrong():
-    harness = connect()
-    thread, answers = ask(harness)
-    take(harness.theirs)
-    send(harness.theirs, encode(2, Kind.DONE))
-    thread.join(10)
-    assert "handed nothing over" in str(answers[0])
-    harness.end()
+    with connect() as harness:
+        thread, answers = ask(harness)
+        take(harness.theirs)
+        send(harness.theirs, encode(2, Kind.DONE))
+        thread.join(10)
+        assert "handed nothing over" in str(answers[0])
 
 
 def test_a_file_that_comes_with_another_answer_is_closed():
-    harness = connect()
-    before = count_fds()
-    send(harness.theirs, encode(0, Kind.DONE), (0,))
-    send(harness.theirs, encode(77, Kind.DONE), (0,))
-    thread, answers = ask(harness)
-    take(harness.theirs)
-    send(harness.theirs, encode(2, Kind.DONE, 2), (0,))
-    thread.join(10)
-    assert [type(answer) for answer in answers] == [FileMissing]
-    assert count_fds() == before
-    harness.end()
+    with connect() as harness:
+        before = count_fds()
+        send(harness.theirs, encode(0, Kind.DONE), (0,))
+        send(harness.theirs, encode(77, Kind.DONE), (0,))
+        thread, answers = ask(harness)
+        take(harness.theirs)
+        send(harness.theirs, encode(2, Kind.DONE, 2), (0,))
+        thread.join(10)
+        assert [type(answer) for answer in answers] == [FileMissing]
+        assert count_fds() == before
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/proc/self/fd/0", "/etc/passwd"])
 def test_a_terminal_that_is_none_is_the_end(path: str):
-    harness = connect()
-    command = Commands(
-        harness.channel, harness.owner, SystemClock(), policy=Policy(), shell="/bin/sh", base_env={}
-    ).start("true", terminal=TerminalSize())
-    _, (words, report) = take(harness.theirs)
-    with socket.socket(fileno=report) as theirs, Path(path).open("rb") as file:
-        send(theirs, encode(0, Kind.TERMINAL), (file.fileno(),))
-        harness.channel._thread.join(10)
-    assert command.wait(0).reason == "lost"
-    os.close(words)
-    harness.end()
+    with connect() as harness:
+        command = Commands(
+            harness.channel, harness.owner, SystemClock(), policy=Policy(), shell="/bin/sh", base_env={}
+        ).start("true", terminal=TerminalSize())
+        _, (words, report) = take(harness.theirs)
+        with socket.socket(fileno=report) as theirs, Path(path).open("rb") as file:
+            send(theirs, encode(0, Kind.TERMINAL), (file.fileno(),))
+            harness.channel._thread.join(10)
+        assert command.wait(0).reason == "lost"
+        os.close(words)
 
 
 def test_what_was_printed_before_the_end_is_there():
-    harness = connect()
-    os.write(harness.output, b"x" * 100_000)
-    os.write(harness.errors, b"y")
-    send(harness.report, encode(0, Kind.EXIT, Ending.EXIT, 3))
-    result = harness.command.wait(10)  # although others hold the pipes open
-    assert (result.exit_code, len(result.stdout_bytes), result.stderr_bytes) == (3, 100_000, b"y")
-    harness.end()
+    with connect() as harness:
+        os.write(harness.output, b"x" * 100_000)
+        os.write(harness.errors, b"y")
+        send(harness.report, encode(0, Kind.EXIT, Ending.EXIT, 3))
+        result = harness.command.wait(10)  # although others hold the pipes open
+        assert (result.exit_code, len(result.stdout_bytes), result.stderr_bytes) == (3, 100_000, b"y")
 
 
 def test_a_minder_that_is_gone_leaves_its_report_to_init():
-    harness = connect()
-    harness.report.close()
-    os.write(harness.output, b"x")
-    send(harness.theirs, encode(1, Kind.EXIT, Ending.MINDER_DIED))
-    result = harness.command.wait(10)
-    assert (result.reason, result.exit_code, result.stdout_bytes) == ("signal", 137, b"x")
-    harness.end()
+    with connect() as harness:
+        harness.report.close()
+        os.write(harness.output, b"x")
+        send(harness.theirs, encode(1, Kind.EXIT, Ending.MINDER_DIED))
+        result = harness.command.wait(10)
+        assert (result.reason, result.exit_code, result.stdout_bytes) == ("signal", 137, b"x")
 
 
 def test_output_beyond_the_limit_counts_for_nothing():
-    harness = connect()
-    limit = Policy().output_total_bytes
-    while harness.command._room > 0:
-        os.write(harness.output, b"x" * min(1 << 16, harness.command._room + 10))
-    assert take(harness.theirs)[0][:FRAME_BYTES] == encode(1, Kind.KILL)
-    send(harness.report, encode(0, Kind.EXIT, Ending.EXIT))
-    result = harness.command.wait(10)
-    assert result.reason == "output_limit"
-    assert harness.command._outputs[0].total_bytes == limit
-    harness.end()
+    with connect() as harness:
+        limit = Policy().output_total_bytes
+        left = limit + 1
+        while left > 0:
+            left -= os.write(harness.output, b"x" * min(1 << 16, left))
+        assert take(harness.theirs)[0][:FRAME_BYTES] == encode(1, Kind.KILL)
+        send(harness.report, encode(0, Kind.EXIT, Ending.EXIT))
+        result = harness.command.wait(10)
+        assert result.reason == "output_limit"
+        assert harness.command._outputs[0].total_bytes == limit
 
 
 def test_a_listener_that_raises_keeps_nobody_from_learning(monkeypatch: pytest.MonkeyPatch):
     seen: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
-    harness = connect()
+    with connect() as harness:
 
-    def fail() -> None:
-        raise LookupError
+        def fail() -> None:
+            raise LookupError
 
-    monkeypatch.setattr(harness.owner, "on_lost", fail)
-    harness.end()
+        monkeypatch.setattr(harness.owner, "on_lost", fail)
     assert harness.owner.released
     assert harness.command.wait(0).reason == "lost"
     assert seen == [LookupError]
@@ -311,11 +307,10 @@ def test_without_a_thread_the_channel_holds_no_descriptor(monkeypatch: pytest.Mo
 
 
 def test_input_wakes_a_sandbox_that_is_paused():
-    harness = connect()
-    harness.command.send_stdin("x")
-    harness.command.close_stdin()
-    assert harness.owner.num_touched == 2
-    harness.end()
+    with connect() as harness:
+        harness.command.send_stdin("x")
+        harness.command.close_stdin()
+        assert harness.owner.num_touched == 2
 
 
 def test_an_answer_to_what_nobody_waits_for_any_more_harms_nothing():
@@ -331,18 +326,18 @@ def test_an_answer_to_what_nobody_waits_for_any_more_harms_nothing():
 
 def test_a_descriptor_is_closed_once_whatever_comes_between(monkeypatch: pytest.MonkeyPatch):
     """Its number may be a stranger's by the second time."""
-    harness, closed, close = connect(), list[int](), os.close
+    closed, close = list[int](), os.close
+    with connect() as harness:
 
-    def close_and_raise(fd: int) -> None:
-        close(fd)
-        closed.append(fd)
-        if len(closed) == 1:
-            raise KeyboardInterrupt
+        def close_and_raise(fd: int) -> None:
+            close(fd)
+            closed.append(fd)
+            if len(closed) == 1:
+                raise KeyboardInterrupt
 
-    given = [os.memfd_create("given") for _ in range(3)]
-    with monkeypatch.context() as patches:
-        patches.setattr(os, "close", close_and_raise)
-        with pytest.raises(KeyboardInterrupt):
-            harness.channel.open(harness.channel.new_id(), harness.owner, Kind.WRITE, fds=given)
-    assert sorted(closed) == sorted(given)
-    harness.end()
+        given = [os.memfd_create("given") for _ in range(3)]
+        with monkeypatch.context() as patches:
+            patches.setattr(os, "close", close_and_raise)
+            with pytest.raises(KeyboardInterrupt):
+                harness.channel.open(harness.channel.new_id(), harness.owner, Kind.WRITE, fds=given)
+        assert sorted(closed) == sorted(given)

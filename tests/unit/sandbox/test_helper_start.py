@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -96,6 +98,15 @@ def test_its_interpreter_takes_nothing_from_its_surroundings():
     assert bounded[4:] == ["7", f"memory={64 << 20}", "pids=20", "cpu=150000"]
     if os.geteuid() == 0:  # for others it is refused, as they could change what root would run
         assert f"ExecStart={' '.join(words[:4])} %i\n" in helper_start.unit()
+
+
+def test_a_module_that_answers_for_any_name_is_no_file(monkeypatch: pytest.MonkeyPatch):
+    class Answering(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            return object()
+
+    monkeypatch.setitem(sys.modules, "answering", Answering("answering"))
+    assert all(isinstance(path, Path) for path in helper_start._surroundings())
 
 
 def test_memory_that_is_shared_and_not_run_is_no_matter():
