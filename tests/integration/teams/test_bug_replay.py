@@ -31,7 +31,6 @@ def test_a_recorded_team_mends_a_real_bug(name, sources, boxes):
     path, attribution = dag.critical_path(), dag.attribution()
     assert sum(segment.duration_ns for segment in path.segments) == round(path.makespan_s * 1e9)
     assert attribution.untraced_share <= 0.01
-    assert attribution.harness_gap_share <= 0.05
     assert len({segment.agent for segment in path.segments}) >= 2
     assert {"tool.run", "model.prefill", "model.decode"} <= {segment.kind for segment in path.segments}
     waits = {interval.id for interval in outcome.events.intervals if interval.kind == "wait"}
