@@ -30,7 +30,10 @@ class Covers:
 
     def writable(self, places: tuple[str, ...]) -> tuple[str, ...]:
         """Those of the image's writable directories that stay so."""
-        return tuple(place for place in places if place not in (*self.read_only, *self.masked_directories))
+        covers = (*self.read_only, *self.masked_directories)
+        return tuple(
+            place for place in places if not any(place == cover or lies_in(place, cover) for cover in covers)
+        )
 
 
 def covers_of(policy: Policy, image: Image) -> Covers:
@@ -39,7 +42,8 @@ def covers_of(policy: Policy, image: Image) -> Covers:
     """
     masked = _outermost(_found("masked", place, image) for place in policy.masked)
     hidden = [place for place, _ in masked]
-    found = (_found("read_only", place, image) for place in policy.read_only)
+    # A runtime mounts each with what is mounted below, where an inner one would be writable again.
+    found = _outermost(_found("read_only", place, image) for place in policy.read_only)
     read_only = [each for each in found if not any(lies_in(each[0], place) for place in hidden)]
     return Covers(
         masked_directories=tuple(place for place, on_host in masked if on_host.is_dir()),

@@ -93,6 +93,17 @@ class Policy(Document):
                 raise ValueError(f"{place!r} is what every sandbox needs; devices are `devices`'")
         return places
 
+    @field_validator("read_only")
+    @classmethod
+    def _spares_devices(cls, places: tuple[str, ...]) -> tuple[str, ...]:
+        for place in places:
+            if _top(place) == "dev":
+                raise ValueError(
+                    f"{place!r}: /dev is read-only in every sandbox, but for /dev/shm and its devices, "
+                    "which programs need; leave it out, narrow `devices`, or name /dev/shm in `protected`"
+                )
+        return places
+
     @field_validator("capabilities")
     @classmethod
     def _none(cls, names: frozenset[str]) -> frozenset[str]:

@@ -46,7 +46,8 @@ def oci_config(
         "uidMappings": ids,
         "gidMappings": ids,
         "maskedPaths": [*(f"/proc/{name}" for name in masked), *_masked(covers or Covers())],
-        "readonlyPaths": [*(f"/proc/{name}" for name in _READ_ONLY), *(covers or Covers()).read_only],
+        # Outer ones first: a mount over inner ones would have these writable again.
+        "readonlyPaths": sorted({*(f"/proc/{name}" for name in _READ_ONLY), *(covers or Covers()).read_only}),
     }
     if filtered:
         linux["seccomp"] = oci_beside_program() if as_program else oci_seccomp(this_machine())

@@ -96,6 +96,33 @@ def test_a_read_only_place_is_not_written_to(create: Create, substrate: str):
     assert narrow.commands.run("touch /workspace/a /tmp/a").ok
 
 
+@pytest.mark.parametrize("places", [("/var/tmp", "/var"), ("/var", "/var/tmp"), ("/var",)])
+def test_a_place_within_a_read_only_one_is_not_written_to(
+    create: Create, substrate: str, places: tuple[str, ...]
+):
+    narrow = create(substrate=substrate, policy=Policy(read_only=places))
+    assert "done" not in probe(narrow, CHANGES, "/var/tmp")
+    assert probe(narrow, CHANGES, "/root") == "done; done; done"
+
+
+@pytest.mark.parametrize(
+    "place", ["/proc", "/sys", "/tmp", "/run", "/opt", "/opt/toolkit", "/workspace", "/usr"]
+)
+def test_what_a_sandbox_mounts_can_be_read_only(create: Create, substrate: str, place: str):
+    narrow = create(substrate=substrate, policy=Policy(read_only=(place,)))
+    assert "done" not in probe(narrow, CHANGES, place)
+    assert narrow.commands.run("echo x > /dev/null && echo x > /dev/shm/a").ok
+    assert narrow.sessions.create().run("cd /usr; pwd").stdout == "/usr\n"
+
+
+def test_dev_is_read_only_but_for_what_programs_need(create: Create, substrate: str):
+    with pytest.raises(InvalidArgument, match=r"read_only=.*/dev is read-only in every sandbox"):
+        create(substrate=substrate, policy=Policy(read_only=("/dev",)))
+    box = create(substrate=substrate)
+    assert "done" not in probe(box, CHANGES, "/dev")
+    assert box.commands.run("echo x > /dev/null && echo x > /dev/shm/a").ok
+
+
 def test_a_read_only_file_of_the_kernels_is_not_written_to(create: Create, substrate: str):
     narrow = create(substrate=substrate, policy=Policy(read_only=("/proc/sys",)))
     assert not narrow.commands.run("echo 1 > /proc/sys/kernel/ns_last_pid").ok

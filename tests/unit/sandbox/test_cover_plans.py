@@ -58,9 +58,19 @@ def test_an_oci_runtime_has_them_in_its_lists():
     assert {"/tmp", "/proc/sys"} <= set(linux["readonlyPaths"])
 
 
+def test_an_oci_runtime_mounts_outer_places_first():
+    plan = find_substrate("container").plan(
+        blueprint(Covers(read_only=("/var/tmp", "/proc", "/proc/fs/nfs")))
+    )
+    places = json.loads(plan.oci_config or "")["linux"]["readonlyPaths"]
+    assert len(places) == len(set(places))
+    assert places.index("/proc") < places.index("/proc/fs") < places.index("/proc/fs/nfs")
+
+
 def test_landlock_leaves_out_what_is_not_to_be_written():
     assert init_command(blueprint(Covers()))[-3:] == ("/workspace", "/tmp", "/dev/shm")
     assert init_command(blueprint(COVERS))[-2:] == ("/workspace", "/dev/shm")
+    assert Covers(read_only=("/var",)).writable(("/tmp", "/var/tmp", "/various")) == ("/tmp", "/various")
 
 
 def test_without_covers_nothing_is_asked_for():

@@ -39,6 +39,9 @@ NAMES = st.lists(st.text("ab_-.", min_size=1, max_size=4), min_size=1, max_size=
         ("masked", ["/a"] * 65),
         ("read_only", ["workspace"]),
         ("read_only", ["/a\nb"]),
+        ("read_only", ["/dev"]),
+        ("read_only", ["//dev/"]),
+        ("read_only", ["/dev/shm"]),
         ("timeout_s", float("inf")),
         ("timeout_s", MAX_TIMEOUT_S + 1),
         ("max_timeout_s", 0),
@@ -64,6 +67,7 @@ def test_what_would_widen_is_refused_by_its_field(field: str, value: object):
         ({"netwrok": "none"}, "netwrok='none': "),
         ({"timeout_s": -1}, "timeout_s=-1: "),
         ({"without": ["landlock"], "read_only": ["/tmp"]}, "policy: read_only is"),
+        ({"read_only": ["/dev"]}, r"read_only=.*/dev.*read-only in every sandbox.*leave it out"),
     ],
 )
 def test_one_error_names_the_field_the_value_and_the_way_out(values: dict[str, Any], said: str):
