@@ -288,11 +288,12 @@ static void keep_only(const struct plan *plan, int layer) {
     if (syscall(SYS_close_range, CONTROL_FD + last + 1, ~0U, 0)) fail("close files");
 }
 
-/* Keys of the owner's session are nothing for a sandbox, nor are another sandbox's. A user has room for some
- * 200 keyrings; beyond them the filter alone keeps sandboxes from keys, as it does anyway. */
-static void leave_session_keyring(void) {
-    if (syscall(SYS_keyctl, JOIN_SESSION_KEYRING, NULL) < 0 && errno != ENOSYS && errno != EDQUOT)
-        fail("make a session keyring");
+/* Keys of the owner's session are nothing for a sandbox, nor are another sandbox's; a runtime is told to make no
+ * keyring of its own. A user has room for some 200: beyond them, where there is no runtime, the filter alone keeps
+ * sandboxes from keys, as it does anyway. */
+static void leave_session_keyring(const struct plan *plan) {
+    if (syscall(SYS_keyctl, JOIN_SESSION_KEYRING, NULL) >= 0 || errno == ENOSYS) return;
+    if (errno != EDQUOT || plan->detached) fail("make a session keyring");
 }
 
 static void become(char **words, int program) {
@@ -353,7 +354,7 @@ int launch(int argc, char **argv, const struct origin *origin) {
     keep_only(&plan, stays ? layer : -1);
     if (chdir("/")) fail("chdir /");
     if (plan.drop) drop_to(plan.owner);
-    leave_session_keyring();
+    leave_session_keyring(&plan);
     if (stays) return run_and_stay(&plan, argv + program);
     become(argv + program, plan.program);
     return 125;

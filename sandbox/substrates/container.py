@@ -47,6 +47,8 @@ class ContainerSubstrate:
                 options += ["--hide", str(hidden)]
         else:
             program += ["run", "--detach"]
+        if name in RUNTIMES:  # launch has joined a keyring without a name; the kernel looks a name up in all
+            program.append("--no-new-keyring")
         program += ["--preserve-fds", "1", "--bundle", BUNDLE_AT, blueprint.id]
         cgroup = None if name == "crun" else _own_cgroup(blueprint)
         config = oci_config(

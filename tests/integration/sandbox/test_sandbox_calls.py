@@ -45,7 +45,7 @@ OWNER = (
     CALL
     + """
 import sys
-from sandbox import Sandbox
+from sandbox import Policy, Sandbox
 assert call((250, 219), 1, None) == 0
 assert call((248, 217), b"user", b"owners-secret", b"x", 1, -3) == 0
 with Sandbox.create(substrate=sys.argv[1], state_dir=sys.argv[2], toolkit=sys.argv[3]) as box:
@@ -88,6 +88,52 @@ def test_the_owners_keys_are_out_of_reach(substrate: str, state_dir: Path, toolk
         pytest.skip("this kernel has no keyrings")
     assert done.returncode == 0, done.stderr
     assert "owners-secret" not in done.stdout
+
+
+# As OWNER, with no filter in the way: looks for the secret in the session keyring, and by its number.
+OWNER_UNFILTERED = (
+    CALL
+    + """
+import sys
+from sandbox import Policy, Sandbox
+assert call((250, 219), 1, None) == 0
+secret = libc.syscall((248, 217)[arm], b"user", b"owners-secret", b"x", 1, -3)
+assert secret > 0
+inside = CALL + "room = ctypes.create_string_buffer(8)\\n"
+inside += "print(libc.syscall((250, 219)[arm], 0, -3, 0), "
+inside += "call((250, 219), 10, -3, b'user', b'owners-secret', 0), "
+inside += f"call((250, 219), 11, {secret}, room, 8))"
+options = {"substrate": sys.argv[1], "state_dir": sys.argv[2], "toolkit": sys.argv[3]}
+policy = Policy(without={"seccomp"})
+with Sandbox.create(policy=policy, **options) as box, Sandbox.create(policy=policy, **options) as other:
+    assert call((250, 219), 10, -3, b"user", b"owners-secret", 0) == 0
+    for each in box, other:
+        done = each.commands.run(["python3", "-c", inside])
+        print(done.stdout, done.stderr)
+    keys = open("/proc/keys").read()
+    print("named", sum(each.info.id[:20] in keys for each in (box, other)))
+"""
+)
+
+
+def test_a_session_keyring_of_its_own_without_a_name(substrate: str, state_dir: Path, toolkit: Path):
+    """The kernel looks a name up in those of all sandboxes."""
+    script = f"CALL = {CALL!r}\n{OWNER_UNFILTERED}"
+    done = subprocess.run(
+        [sys.executable, "-c", script, substrate, str(state_dir), str(toolkit)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "assert call((250, 219), 1" in done.stderr:
+        pytest.skip("this kernel has no keyrings")
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    assert (words[1], words[4]) == ("126", "126")  # ENOKEY
+    assert {words[2], words[5]} <= {"13", "126"}  # and EACCES
+    assert words[0] != words[3]
+    assert words[6:] == ["named", "0"]
 
 
 NARROWED = (
