@@ -30,7 +30,7 @@ Controller = Literal["memory", "pids", "cpu"]
 CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu")
 TOP = "dockyard"
 ABANDONED_S = 600.0  # a group that old and empty belongs to nobody
-CPU_PERIOD_US = 100_000
+CPU_PERIOD_US = 100_000  # the kernel's own for a new group, so version 1 is not told it
 REMOVE_PATIENCE_S = 5.0
 _CHILDLESS = 2  # links of a group's directory without groups below it
 
@@ -342,8 +342,8 @@ def settings(hierarchy: Hierarchy, limits: Limits) -> list[tuple[str, str]]:
         written.append(("pids.max", str(limits.pids)))
     if "cpu" in hierarchy.controllers and limits.cpus is not None:
         quota = max(1000, int(limits.cpus * CPU_PERIOD_US))
-        if first:
-            written += [("cpu.cfs_period_us", str(CPU_PERIOD_US)), ("cpu.cfs_quota_us", str(quota))]
+        if first:  # one file: at each that is written, the kernel goes through all groups there are
+            written.append(("cpu.cfs_quota_us", str(quota)))
         else:
             written.append(("cpu.max", f"{quota} {CPU_PERIOD_US}"))
     return written

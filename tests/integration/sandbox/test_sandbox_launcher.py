@@ -16,6 +16,7 @@ from sandbox.places import INIT_BINARY
 from sandbox.substrates.container import RUNTIMES
 
 PATIENCE_S = 30.0
+FILES = ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.max")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="looks at root's cgroups")
 
 
@@ -52,6 +53,18 @@ def test_init_is_in_every_group(box: Sandbox, state_dir: Path):
     assert groups
     for group in groups:
         assert init in members(group)
+
+
+def test_the_share_of_a_processor_is_of_the_period_that_every_group_has(create):
+    groups = create(substrate="container", cpu=0.5)._ownership.groups.paths
+    read = {
+        name: [(each / name).read_text().split() for each in groups if (each / name).is_file()]
+        for name in FILES
+    }
+    assert [read["cpu.cfs_quota_us"], read["cpu.cfs_period_us"], read["cpu.max"]] in (
+        [[["50000"]], [["100000"]], []],  # of version 1, in which the period is not written
+        [[], [], [["50000", "100000"]]],
+    )
 
 
 def test_commands_are_in_every_group(box: Sandbox):

@@ -46,7 +46,6 @@ def test_version_1_settings():
         "memory.memsw.limit_in_bytes": str(64 << 20),
         "memory.kmem.tcp.limit_in_bytes": str(8 << 20),
         "pids.max": "32",
-        "cpu.cfs_period_us": "100000",
         "cpu.cfs_quota_us": "50000",
     }
 
