@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 from weakref import WeakSet, WeakValueDictionary
 
@@ -45,6 +46,11 @@ def close_left(fd: int | None) -> None:
     if fd is not None:
         with suppress(OSError):
             os.close(fd)
+
+
+def free_in_children(lock: threading.Lock) -> None:
+    """A module's own, which guards what parent and child may both go on with as it stands."""
+    os.register_at_fork(after_in_child=partial(free, lock))
 
 
 def free(lock: threading.Lock) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -61,6 +61,13 @@ class Pool(Generic[T]):
             filler.join()
         while self._stock:
             self._remove(self._stock.popleft())
+
+    def leave(self) -> Iterable[T]:
+        """In a child of a fork, which makes its own: what was in stock is its parent's to hand out and to
+        remove. Returns that."""
+        left, self._stock = self._stock, deque()
+        self._lock, self._filler = threading.Lock(), None
+        return left
 
     def _fill(self) -> None:
         while self._is_wanted():

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from sandbox.audit_log import SandboxLog
+from sandbox.forks import leave_in_children
 from sandbox.refusals import Attempt
 
 MAX_LINES = 64  # of a sandbox
@@ -24,6 +25,12 @@ class Allowance:
         self._at_once, self._a_second, self._now_s = at_once, a_second, now_s
         self._lock = threading.Lock()  # guards what follows
         self._left, self._since_s = at_once, now_s()
+        leave_in_children(self)
+
+    def leave(self) -> None:
+        """In a child of a fork, which is another process."""
+        self._lock = threading.Lock()
+        self._left, self._since_s = self._at_once, self._now_s()
 
     def take(self) -> bool:
         """Whether there is one left, which is then taken."""

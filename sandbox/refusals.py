@@ -70,6 +70,11 @@ class Refusals:
         self._counts: dict[Attempt, int] = {}
         self.watcher: Watcher | None = None
 
+    def leave(self) -> Counts:
+        """In a child of a fork, where nobody adds to it: what was counted before."""
+        self._lock = threading.Lock()
+        return dict(self._counts)
+
     def add(self, attempt: Attempt) -> None:
         """Counts it, and tells the watcher on this thread."""
         with self._lock:

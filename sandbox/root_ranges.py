@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 from sandbox.errors import CapacityError
+from sandbox.forks import free_in_children
 from sandbox.substrates.base import UIDS_A_SANDBOX
 
 # Between SSSD's ids for users of a directory (to 2,000,200,000) and systemd's for files of others (from
@@ -79,6 +80,7 @@ def shared_root_ranges() -> RootRanges:
 
 _shared: dict[int, RootRanges] = {}
 _shared_lock = threading.Lock()
+free_in_children(_shared_lock)
 
 
 def _around(first: int, last: int) -> "chain[int]":

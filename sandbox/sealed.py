@@ -11,11 +11,14 @@ import os
 import threading
 from pathlib import Path
 
+from sandbox.forks import free_in_children
+
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _EXECUTABLE = 0x10  # MFD_EXEC of linux/memfd.h
 
 _Version = tuple[int, int, int]  # inode, time of change, size
 _lock = threading.Lock()
+free_in_children(_lock)
 _copies: dict[str, tuple[_Version, int | None]] = {}  # by path; descriptors stay open: some start may use one
 
 

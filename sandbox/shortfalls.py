@@ -4,9 +4,12 @@ import logging
 import threading
 from collections.abc import Sequence
 
+from sandbox.forks import free_in_children
+
 _LOG = logging.getLogger("dockyard.sandbox")
 _told: set[str] = set()
 _lock = threading.Lock()  # guards it
+free_in_children(_lock)
 
 
 def tell_once(lacking: Sequence[str]) -> None:

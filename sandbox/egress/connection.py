@@ -22,6 +22,7 @@ from sandbox.egress.rules import (
     rules_of,
 )
 from sandbox.errors import InvalidArgument, VersionConflict
+from sandbox.forks import leave_in_children
 from sandbox.policy import Names, Network
 from sandbox.policy.network import ANY_NAME
 from sandbox.refusals import Attempt, Counts, Refusals
@@ -55,6 +56,11 @@ class Connection:
         self._last: Counts | None = None  # refused, of a closed one
         self._stop_names: Callable[[], None] = lambda: None
         services.fence.replace(sandbox, compile_table(rules_of(network)))
+        leave_in_children(self)
+
+    def leave(self) -> None:
+        """In a child of a fork: what comes later is for its parent to read, of a log that has one reader."""
+        self._lock, self._last = threading.Lock(), self.refusals.leave()
 
     def start(self, listener: socket.socket | None = None) -> None:
         """Opens the link and serves names, on a socket of the namespace where one is given, which is taken

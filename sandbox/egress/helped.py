@@ -17,6 +17,7 @@ from sandbox.egress.resolver import Resolver
 from sandbox.egress.rules import prefix_of
 from sandbox.egress.service import Egress, first_nameserver, refusing, shared_egress
 from sandbox.errors import StartError, UnsupportedError
+from sandbox.forks import free
 from sandbox.helper import Helper
 from sandbox.policy import Network
 from sandbox.refusals import Attempt
@@ -139,6 +140,15 @@ def _set_up_inside(pid: int, lines: list[str]) -> None:
 Uplink = Egress | HelpedEgress
 _shared: dict[Helper, HelpedEgress] = {}
 _lock = threading.Lock()  # guards it
+
+
+def _leave() -> None:
+    """In a child of a fork: to close one there would end its parent's resolver, whose epoll it shares."""
+    free(_lock)
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_leave)
 
 
 def shared_uplink(state_dir: Path, helper: Helper | None) -> Uplink:

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from sandbox.egress.libbpf import BpfObject
+from sandbox.forks import free_in_children
 from sandbox.places import GUARD_OBJECT
 from sandbox.refusals import Attempt, Counts, Deed
 
@@ -78,6 +79,7 @@ def _attempt() -> "tuple[Guard | None, str]":
 
 
 _lock = threading.Lock()
+free_in_children(_lock)
 
 
 def shared_guard() -> Guard | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sandbox import cgroups
 from sandbox.errors import CapacityError
+from sandbox.forks import close_left, leave_in_children
 from sandbox.layers import loops, mounts
 from sandbox.layers.base import Layer, LayerSize
 from sandbox.pool import Pool
@@ -43,6 +44,15 @@ class ImageLayers:
         self._lock = threading.Lock()  # guards what follows
         self._found: dict[Path, str] = {}
         self._pools: dict[tuple[Path, LayerSize], Pool[Layer]] = {}
+        leave_in_children(self)
+
+    def leave(self) -> None:
+        """In a child of a fork: what is ready is for sandboxes of its parent's, and no two have one layer."""
+        self._lock = threading.Lock()
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            for layer in pool.leave():
+                close_left(layer.mount)
 
     def missing(self, state_dir: Path) -> str:
         """Formats, attaches and mounts one."""

@@ -6,10 +6,17 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from sandbox import Sandbox
 from sandbox.audit import sweep
+from sandbox.errors import UnsupportedError
 from sandbox.journal import Journal
+from sandbox.layers.choice import choose, drain
 
 REPOSITORY = Path(__file__).parents[3]
 KEEP = """
@@ -92,3 +99,69 @@ def test_what_a_child_has_of_its_parents_says_whose_it_is(tmp_path: Path, toolki
     assert done.stdout.splitlines() == [
         "[] False ()", "True own", "asked", "True True", "from the parent",
     ], done.stderr  # fmt: skip
+
+
+READY = """
+import os, sys
+from sandbox import Sandbox
+from sandbox.layers.choice import MECHANISMS
+state, toolkit = sys.argv[1:]
+
+def create():
+    return Sandbox.create(state_dir=state, toolkit=toolkit, layer="image")
+
+create().kill()
+for pool in MECHANISMS["image"]._pools.values():
+    pool.wait()
+    assert pool.num_ready() == 1
+(ours, theirs), (go, went) = os.pipe(), os.pipe()
+if (child := os.fork()) == 0:
+    with create() as box:
+        box.files.write("secret", "the child's")
+        os.write(theirs, b"x"), os.read(go, 1)
+    os._exit(0)
+os.read(ours, 1)
+with create() as box:
+    print([each.name for each in box.files.list()])
+os.write(went, b"x")
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_child_has_layers_of_its_own(tmp_path: Path, toolkit: Path):
+    try:
+        choose("image", tmp_path)
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    drain()
+    words = [sys.executable, "-c", READY, str(tmp_path), str(toolkit)]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+TRY = "import socket; socket.socket().connect_ex(('192.0.2.1', 80))"
+
+
+def test_a_child_waits_for_no_reader_of_refusals(connect: Callable[..., Sandbox]):
+    box = connect()
+    (denied,) = box.commands.run(["python3", "-c", TRY]).denials
+    connection = box._ownership.connection
+    assert connection is not None
+    is_held, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with connection._lock, connection.refusals._lock, connection._services.fence._lock:
+            is_held.set()
+            may_end.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    is_held.wait()
+    if (child := os.fork()) == 0:
+        signal.alarm(20)
+        os._exit(0 if box.denials == (denied,) and box.network_version == 1 else 1)
+    may_end.set()
+    holder.join()
+    assert os.waitpid(child, 0)[1] == 0
+    box.commands.run(["python3", "-c", TRY])
+    assert [each.count for each in box.denials] == [2]
