@@ -8,15 +8,13 @@ import time
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from torch import Tensor
-
 from engine.cache.block_pool import BlockPool
 from engine.cache.events import EventLog, TierEvents
 from engine.cache.tiers import Tiers
 from engine.chat.tokenizer import ChatTokenizer
-from engine.chunk_rows import rows_of
 from engine.config import EngineConfig
 from engine.errors import EngineClosed
+from engine.forward import Forward
 from engine.generation import generate
 from engine.handoff import Handoff
 from engine.intake import Intake
@@ -33,7 +31,6 @@ from engine.weights import Weights
 from protocol.clock import Clock, SystemClock
 from protocol.kv_events import KvEventBatch, Medium
 from protocol.sampling import SamplingParams
-from protocol.stages import StageNs
 
 
 class Engine:
@@ -73,9 +70,8 @@ class Engine:
             config.role, weights, self.sampler,
             scheduler=self._scheduler, residence=self._residence, intake=self._intake,
         )  # fmt: skip
-        self._steps = self._rows = 0
+        self._forward = Forward(weights)
         self._closed = False
-        self._stepping: frozenset[str] = frozenset()  # requests of the step that runs
 
     @property
     def model(self) -> Model:
@@ -159,7 +155,8 @@ class Engine:
     def step(self) -> StepResult:
         """Run one step: every scheduled row through the model. Blocks for the length of it.
 
-        Behind `interrupt` it has no result, and its rows run in a later step.
+        Behind `interrupt` it has no result, and its rows run in a later step. Rows for which there is no
+        memory at once run part by part; a request of which not one row fits fails with Overloaded.
         """
         self._check_open()
         now_ns, loading = self._clock.now_ns(), len(self._loading.waiting)
@@ -173,12 +170,10 @@ class Engine:
         if not chunks:
             return StepResult()
         try:
-            logits = self._run(chunks)
+            ran = self._forward.run(chunks)
         except StageInterrupted:
             return StepResult()
-        finally:
-            self._stepping = frozenset()
-        result = self._postprocessing.run(chunks, logits, self._clock.now_ns())
+        result = self._postprocessing.run(ran, self._clock.now_ns())
         if self.events is not None:
             self.events.cut(time.time())
         return result
@@ -190,7 +185,7 @@ class Engine:
         happens between steps, and with a model without stages.
         """
         stages = self.state.stages
-        if stages is not None and (request_id is None or self._stepping == frozenset({request_id})):
+        if stages is not None and (request_id is None or self._forward.stepping == frozenset({request_id})):
             stages.interrupt()
 
     def events_since(self, number: int) -> list[tuple[int, KvEventBatch]]:
@@ -222,7 +217,7 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         residence, stages = self._residence, self.state.stages
         return EngineStatistics(
-            self._steps, self._rows, self._scheduler.statistics(), self.pool.statistics(),
+            self._forward.steps, self._forward.rows, self._scheduler.statistics(), self.pool.statistics(),
             residence.tiers.statistics(), residence.swapped_bytes, len(self._loading.waiting),
             stages.times() if stages is not None else None,
         )  # fmt: skip
@@ -264,27 +259,6 @@ class Engine:
         for sequence in (chunk.sequence for chunk in chunks):
             if sequence.stages.scheduled_ns == 0:
                 sequence.stages = replace(sequence.stages, scheduled_ns=now)
-
-    def _run(self, chunks: list[Chunk]) -> Tensor:
-        """Logits [R, V] of the last row of each completing chunk, in order."""
-        rows = [rows_of(chunk) for chunk in chunks]
-        self._stepping = frozenset(chunk.sequence.request.id for chunk in chunks)
-        clock = self.state.stages
-        before = None if clock is None else clock.spent()
-        try:
-            logits = self.state.run(rows)
-        finally:
-            if clock is not None and before is not None:
-                _charge(chunks, clock.spent().minus(before))
-        self._steps, self._rows = self._steps + 1, self._rows + sum(chunk.count for chunk in chunks)
-        return logits
-
-
-def _charge(chunks: list[Chunk], step: StageNs) -> None:
-    """The step's time to each that was in it."""
-    for sequence in (chunk.sequence for chunk in chunks):
-        spent = sequence.stages.spent or StageNs()
-        sequence.stages = replace(sequence.stages, spent=spent.plus(step))
 
 
 def _limits(config: EngineConfig, window: int, block_tokens: int) -> Limits:

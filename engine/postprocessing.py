@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torch import Tensor
-
 from engine.cache.host_memory import is_out_of_memory
 from engine.chunk_rows import num_logits
 from engine.config import Role
 from engine.errors import InvalidLogits, InvalidRequest, Overloaded
+from engine.forward import Ran
 from engine.handoff import hand_over
 from engine.intake import Intake
 from engine.model.base import Held
@@ -39,11 +38,14 @@ class Postprocessing:
         self._scheduler, self._residence, self._intake = scheduler, residence, intake
         self._eos_ids = weights.model.eos_ids
 
-    def run(self, chunks: list[Chunk], logits: Tensor, now_ns: int) -> StepResult:
-        """`logits` [R, V]: of the rows that each chunk wants, in order."""
-        result = StepResult(num_rows=sum(chunk.count for chunk in chunks))
-        rows: Iterator[Logits] = iter(logits.numpy())
-        for chunk in chunks:
+    def run(self, ran: Ran, now_ns: int) -> StepResult:
+        """What has run is taken in, and requests without memory end."""
+        result = StepResult(num_rows=sum(chunk.count for chunk in ran.chunks))
+        for sequence in ran.starved:
+            if self._is_here(sequence):
+                self._fail(sequence.request.id, _no_memory(sequence), result)
+        rows: Iterator[Logits] = (row for logits in ran.logits for row in logits.numpy())
+        for chunk in ran.chunks:
             taken = [next(rows) for _ in range(num_logits(chunk))]
             if self._is_here(chunk.sequence):  # else its request has failed at another output, just now
                 self._take_in(chunk, taken, now_ns, result)
@@ -105,6 +107,9 @@ class Postprocessing:
         except (InvalidRequest, InvalidLogits) as error:  # its grammar is stuck, or refused at this time
             self._fail(request_id, error, result)
             return
+        except MemoryError:
+            self._fail(request_id, Overloaded("no memory to choose a token"), result)
+            return
         sequence.token_ids.append(choice.token_id)
         if sequence.stages.prefilled_ns == 0:
             sequence.stages = replace(sequence.stages, prefilled_ns=now_ns)
@@ -118,3 +123,10 @@ class Postprocessing:
         )  # fmt: skip
         if reason is not None:
             self._intake.end(sequence)
+
+
+def _no_memory(sequence: Sequence) -> Overloaded:
+    return Overloaded(
+        f"there is no memory for one more row of this request, alone, behind {sequence.num_computed} others",
+        hint="try again in a while, or with a shorter prompt",
+    )

@@ -67,7 +67,8 @@ class State(Protocol):
     def run(self, chunks: Sequence[ChunkRows]) -> Tensor:
         """Rows through the model: logits [R, V] of those that want them, in order. Blocks.
 
-        Raises StageInterrupted where `stages` was asked to; the sequences' rows can then run again.
+        Raises StageInterrupted where `stages` was asked to, and what a lack of memory raises; the sequences'
+        rows can then run again, at once or fewer of them.
         """
         ...
 

@@ -23,7 +23,7 @@ from engine.model.deepseek.sequence_state import (
     layout,
 )
 from engine.model.deepseek.text_model import TextModel
-from engine.model.stages import StageClock, StageInterrupted
+from engine.model.stages import StageClock
 from protocol.handoff import KvPayload, StateLayout
 
 
@@ -43,18 +43,18 @@ class DeepseekState:
         self.cache.seed_lookback(slot, token_ids)
 
     def run(self, chunks: Sequence[ChunkRows]) -> Tensor:
-        """Raises StageInterrupted; then all that the sequences read is as before.
+        """Raises StageInterrupted, and what a lack of memory raises; then all that the sequences read is as
+        before.
 
         Of a longer chunk the slot is kept meanwhile. A shorter one writes over nothing that its rows read
         when they run again, and entries in blocks come out the same.
         """
-        interruptible = self._text.interruptible
-        self.stages.begin(interruptible=interruptible)
-        longer = [c.slot for c in chunks if interruptible and len(c.token_ids) > ROLLBACK_ROWS]
+        self.stages.begin(interruptible=self._text.interruptible)
+        longer = [c.slot for c in chunks if len(c.token_ids) > ROLLBACK_ROWS]
         saved = [sequence_state.save_slot(self.cache, slot) for slot in longer]
         try:
             logits = self._forward(chunks)
-        except StageInterrupted:
+        except BaseException:
             for slot, rows in zip(longer, saved, strict=True):
                 sequence_state.restore_slot(self.cache, slot, rows)
             raise

@@ -1,7 +1,7 @@
 """V4 in the engine: overlapping groups and every layer's windows come back from wherever they were kept."""
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from engine_runs import Outputs, drain, finish
@@ -86,3 +86,23 @@ def test_behind_windows_that_ran_again_a_stream_goes_on_elsewhere(quantised: str
     fresh = engine_of(quantised, **forgetful)
     assert finish(fresh, [moved])["moved"] == tuple(outputs[3:])
     assert fresh.statistics().scheduler.rebuilt == 1
+
+
+def test_no_memory_in_the_last_layer_costs_no_token(quantised: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows and open groups of all layers before it have been written over by then."""
+    expected = finish(engine_of(quantised, token_budget=48), [turn(160)])
+    engine = engine_of(quantised, token_budget=48)
+    last: Any = cast(Any, engine.model).text._blocks[-1]
+    kind = cast(Any, type(last))  # pyright: ignore[reportUnknownArgumentType]
+    call, calls = kind.__call__, 0
+
+    def called(block: object, *rest: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += block is last
+        if block is last and calls % 3 == 1:
+            raise MemoryError
+        return call(block, *rest, **named)
+
+    monkeypatch.setattr(kind, "__call__", called)
+    assert finish(engine, [turn(160)]) == expected
+    assert calls > 3
