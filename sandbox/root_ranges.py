@@ -34,23 +34,29 @@ class RootRanges:
         book.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
         self._book = os.open(book, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._lock = threading.Lock()
-        self._held: set[int] = set()  # a lock does not keep out who has it
+        # A lock does not keep out who has it. Apart, so that a full stretch is not looked through each time.
+        self._held: tuple[set[int], set[int]] = set(), set()
 
     def draw(self) -> int:
         """The first id of a range that no other sandbox of root's has. CapacityError where all are taken."""
         with self._lock:
-            for first in chain(_around(_FIRST_ID, _LAST_ID), _around(_FIRST_MORE, _LAST_MORE)):
-                if first not in self._held and self._set(first, fcntl.F_WRLCK):
-                    self._held.add(first)
-                    return first
+            stretches = (_FIRST_ID, _LAST_ID), (_FIRST_MORE, _LAST_MORE)
+            for (start, end), held in zip(stretches, self._held, strict=True):
+                if len(held) == (end - start) // UIDS_A_SANDBOX:
+                    continue
+                for first in _around(start, end):
+                    if first not in held and self._set(first, fcntl.F_WRLCK):
+                        held.add(first)
+                        return first
         raise CapacityError("every range of ids is a sandbox's", hint="end other sandboxes of this host")
 
     def give_back(self, first: int) -> None:
         """Once nothing of the sandbox is left. Idempotent."""
         with self._lock:
-            if first in self._held:
-                self._held.remove(first)
-                self._set(first, fcntl.F_UNLCK)
+            for held in self._held:
+                if first in held:
+                    held.remove(first)
+                    self._set(first, fcntl.F_UNLCK)
 
     def close(self) -> None:
         """Gives back all."""

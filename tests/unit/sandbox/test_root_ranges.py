@@ -46,6 +46,21 @@ def test_no_two_are_the_same_and_one_that_is_given_back_is_there_again(few: int,
     book.close()
 
 
+def test_a_stretch_that_is_all_its_own_is_not_looked_through(
+    few: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    book = RootRanges(tmp_path / "ids")
+    drawn = [book.draw() for _ in range(few)]
+    looked: list[int] = []
+    around = root_ranges._around
+    monkeypatch.setattr(root_ranges, "_around", lambda *ends: (looked.append(ends[0]), around(*ends))[1])
+    assert book.draw() == root_ranges._FIRST_MORE
+    book.give_back(drawn[0])
+    assert book.draw() == drawn[0]
+    assert looked == [root_ranges._FIRST_MORE, root_ranges._FIRST_ID]
+    book.close()
+
+
 def test_other_processes_have_others_and_what_they_had_when_they_end(few: int, tmp_path: Path):
     words = [sys.executable, "-c", OTHER, str(tmp_path / "ids"), str(few), "4"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
