@@ -12,7 +12,7 @@ from typing import Any
 from sandbox.answers import MAX_FILE_BYTES, entry_of, result_of
 from sandbox.arguments import check_seconds, check_type, check_whole
 from sandbox.checking import checked
-from sandbox.door import ask
+from sandbox.door import Call, ask
 from sandbox.entries import Entry
 from sandbox.errors import InvalidArgument
 from sandbox.named import Named
@@ -22,6 +22,7 @@ from sandbox.results import CommandResult
 from sandbox.running import LONGEST_S
 from sandbox.status import IdleWish, SandboxStatus, status_of
 from sandbox.texts import utf8
+from sandbox.undisturbed import undisturbed, undisturbed_call
 
 _SOON_S = 30.0
 
@@ -33,10 +34,23 @@ class Line:
         self.id = sandbox_id
         self._state_dir, self._owner = state_dir, owner
 
+    @undisturbed_call
     def ask(self, do: str, patience_s: float = _SOON_S, /, **words: object) -> Any:
         """Blocks for the answer. Raises what the owner raises, and as `door.ask`."""
-        request = {"do": do, "id": self.id, "state_dir": str(self._state_dir), **words}
-        return ask(self._owner, request, patience_s)
+        return ask(self._owner, self._request(do, words), patience_s)
+
+    def ask_and_stay(self, do: str, /, **words: object) -> Any:
+        """The same for what the owner breaks off when whoever asks has left: so does an interrupt, which goes
+        on at once."""
+        call = Call(self._owner, self._request(do, words), _SOON_S)
+        try:
+            return undisturbed(call.ask, patience_s=0)
+        except BaseException:
+            call.break_off()
+            raise
+
+    def _request(self, do: str, words: Mapping[str, object]) -> dict[str, object]:
+        return {"do": do, "id": self.id, "state_dir": str(self._state_dir), **words}
 
 
 class AttachedSandbox(Named):
@@ -91,7 +105,7 @@ class AttachedCommands:
         check_seconds("timeout_s", timeout_s, LONGEST_S)
         check_type("cmd", cmd, str, Sequence)
         words = cmd if isinstance(cmd, str) else list(cmd)
-        answer = self._line.ask(
+        answer = self._line.ask_and_stay(
             "commands.run", cmd=words, timeout_s=timeout_s,
             cwd=cwd, env=dict(checked_env(env or {})), output_bytes=output_bytes,
             stdin=_encoded(utf8("stdin", stdin)),

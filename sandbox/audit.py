@@ -24,6 +24,7 @@ from sandbox.places import INIT_BINARY, chosen_state_dir, default_toolkit
 from sandbox.policy.apparmor_profiles import LoadedProfiles
 from sandbox.processes import ProcessKey, boot_id, command_line, command_lines, find_process
 from sandbox.substrates.container import RUNTIMES
+from sandbox.undisturbed import undisturbed_call
 
 LeftoverKind = Literal["process", "cgroup", "mount", "directory", "record", "link", "profile", "loop"]
 _KILL_PATIENCE_S = 5.0
@@ -55,6 +56,7 @@ class Audit:
         return not self.leftovers
 
 
+@undisturbed_call
 def check_integrity(state_dir: Path | str | None = None) -> Audit:
     """Looks at journal, processes, cgroups, mounts, links and directories; changes nothing. Milliseconds."""
     state = chosen_state_dir(state_dir)
@@ -77,11 +79,13 @@ def check_integrity(state_dir: Path | str | None = None) -> Audit:
     return Audit(live, tuple(found))
 
 
+@undisturbed_call
 def leftovers(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
     """What no live owner holds; nothing when all is well."""
     return check_integrity(state_dir).leftovers
 
 
+@undisturbed_call
 def sweep(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
     """Removes all leftovers and returns them; nothing the second time. Live sandboxes are not touched.
 

@@ -32,6 +32,7 @@ from sandbox.journal import Journal, Record
 from sandbox.places import chosen_state_dir
 from sandbox.processes import ProcessKey, boot_id, this_process
 from sandbox.status import IdleWish, SandboxStatus, status_of
+from sandbox.undisturbed import undisturbed_call
 
 MAX_ENDED = 10_000  # of this process, that are remembered
 StateDir = Path | str | None  # None: the default one
@@ -111,6 +112,7 @@ class Directory(Generic[T]):
             raise gone
         return member
 
+    @undisturbed_call
     def connect(self, sandbox_id: str, *, state_dir: StateDir = None) -> T:
         """See `Sandbox.connect`."""
         state = chosen_state_dir(state_dir)
@@ -125,6 +127,7 @@ class Directory(Generic[T]):
             "files, timeouts, kill; what streams is for that process itself",
         )  # fmt: skip
 
+    @undisturbed_call
     def attach(self, sandbox_id: str, *, state_dir: StateDir = None) -> AttachedSandbox:
         """One of any process of this user's: its owner does what is asked. Raises SandboxNotFound,
         SandboxGone, AuthError, UnsupportedError."""
@@ -135,6 +138,7 @@ class Directory(Generic[T]):
         attached.get_info()
         return attached
 
+    @undisturbed_call
     def list(
         self, *, labels: Mapping[str, str] | None = None, state_dir: StateDir = None
     ) -> tuple[SandboxStatus, ...]:
@@ -145,10 +149,12 @@ class Directory(Generic[T]):
             found |= {each.id: each for each in _ask_for_all(owner, ids, state)}
         return tuple(each for _, each in sorted(found.items()) if each.has(labels or {}))
 
+    @undisturbed_call
     def info(self, sandbox_id: str, *, state_dir: StateDir = None) -> SandboxStatus:
         """Of any process's. Raises SandboxNotFound, SandboxGone, AuthError, UnsupportedError."""
         return self._with(state_dir, sandbox_id, "info", _info)
 
+    @undisturbed_call
     def set_timeout(
         self,
         sandbox_id: str,
@@ -164,6 +170,7 @@ class Directory(Generic[T]):
             lifetime_s=lifetime_s, idle_s=idle_s,
         )  # fmt: skip
 
+    @undisturbed_call
     def kill(self, sandbox_id: str, *, state_dir: StateDir = None) -> SandboxStatus:
         """Likewise, but for InvalidArgument. Returns how it stood."""
         return self._with(state_dir, sandbox_id, "kill", _kill)

@@ -24,6 +24,7 @@ from sandbox.refusals import Attempt
 from sandbox.sandbox import Sandbox
 from sandbox.substrates import SUBSTRATES, SubstrateName
 from sandbox.substrates.container import RUNTIMES
+from sandbox.undisturbed import undisturbed_call
 
 _PATIENCE_S = 20.0
 _WITH_ROOT = "run as root, or have root run `dockyard node helper` for this user"
@@ -31,6 +32,7 @@ _MAKES: frozenset[Status] = frozenset({"enforced", "degraded"})
 _OTHER_RUNTIMES = ("youki", "runsc", "kata-runtime")
 
 
+@undisturbed_call
 def probe(
     *, state_dir: Path | str | None = None, toolkit: Path | str | None = None
 ) -> tuple[Capability, ...]:

@@ -16,8 +16,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -179,23 +179,60 @@ def ask(owner: ProcessKey, request: Request, patience_s: float = PATIENCE_S) -> 
     Raises what the owner raises; AuthError where it is another user's, UnsupportedError where it does not
     answer: it is in another network namespace, or has no descriptor left.
     """
-    if len(packed := _packed(request)) > _MAX_REQUEST_BYTES:
-        most = _MAX_REQUEST_BYTES >> 20
-        raise InvalidArgument(f"what is asked takes more than {most} MiB", hint="ask in the owner's process")
-    try:
-        with _connected(owner, patience_s) as connection:
-            with suppress(BrokenPipeError):  # the answer may have come before it
-                connection.sendall(packed)
-            answer: dict[str, Any] = json.loads(_receive(connection, _MAX_ANSWER_BYTES))
-    except (OSError, ValueError) as error:
-        why = str(error) or type(error).__name__
-        raise UnsupportedError(
-            f"process {owner.pid}, which owns the sandbox, does not answer: {why}",
-            hint="ask in that process, or end it: its sandboxes end with it",
-        ) from error
-    if "error" in answer:
-        raise error_of(answer["error"])
-    return answer.get("ok")
+    return Call(owner, request, patience_s).ask()
+
+
+class Call:
+    """One question, which another thread may break off."""
+
+    def __init__(self, owner: ProcessKey, request: Request, patience_s: float) -> None:
+        self._owner, self._request, self._patience_s = owner, request, patience_s
+        self._lock = threading.Lock()  # guards what follows
+        self._connection: socket.socket | None = None
+        self._is_off = False
+
+    def ask(self) -> Any:
+        """See `ask`."""
+        if len(packed := _packed(self._request)) > _MAX_REQUEST_BYTES:
+            most = _MAX_REQUEST_BYTES >> 20
+            raise InvalidArgument(
+                f"what is asked takes more than {most} MiB", hint="ask in the owner's process"
+            )
+        try:
+            with _connected(self._owner, self._patience_s) as connection, self._held(connection):
+                with suppress(BrokenPipeError):  # the answer may have come before it
+                    connection.sendall(packed)
+                answer: dict[str, Any] = json.loads(_receive(connection, _MAX_ANSWER_BYTES))
+        except (OSError, ValueError) as error:
+            why = str(error) or type(error).__name__
+            raise UnsupportedError(
+                f"process {self._owner.pid}, which owns the sandbox, does not answer: {why}",
+                hint="ask in that process, or end it: its sandboxes end with it",
+            ) from error
+        if "error" in answer:
+            raise error_of(answer["error"])
+        return answer.get("ok")
+
+    def break_off(self) -> None:
+        """The owner sees that whoever asked has left, and no answer comes. Idempotent."""
+        with self._lock:
+            self._is_off = True
+            if self._connection is not None:
+                with suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
+
+    @contextmanager
+    def _held(self, connection: socket.socket) -> Generator[None]:
+        """Open as long as the block, whose descriptor is nobody else's meanwhile."""
+        with self._lock:
+            if self._is_off:
+                raise ConnectionAbortedError("whoever asked has left")
+            self._connection = connection
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connection = None
 
 
 def _connected(owner: ProcessKey, patience_s: float) -> socket.socket:

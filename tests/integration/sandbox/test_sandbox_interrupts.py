@@ -1,75 +1,17 @@
 """What a signal handler raises comes wherever the main thread is: here once at each place where it can come,
 and nothing is lost, left over or harmed."""
 
-import contextlib
-import dis
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import pytest
+from sandbox_interrupts import at_each_place
 
-import sandbox
 from sandbox import Sandbox, Snapshots, audit, cgroups
 from sandbox.results import CommandResult
-from sandbox.undisturbed import undisturbed
 
-TRIED = (str(Path(sandbox.__file__).parent), contextlib.__file__)
 unified = next((each for each in cgroups.find_hierarchies() if each.version == 2), None)
 needs_freezer = pytest.mark.skipif(unified is None, reason="no cgroup version 2 here")
-
-
-class Interrupt(BaseException):
-    """As a handler raises one."""
-
-
-@contextmanager
-def interrupted_at(number: int) -> Iterator[None]:
-    """Raises where this thread would call a handler for the so many-th time: the interpreter looks for
-    signals when a function begins, where a loop goes back, and behind each call of what is not Python."""
-    left, before = number, sys.gettrace()
-    behind: dict[int, str] = {}  # the last instruction of each frame
-
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
-        nonlocal left
-        if event == "call" and behind.get(id(frame.f_back)) == "CALL":
-            behind[id(frame.f_back)] = ""
-        if not frame.f_code.co_filename.startswith(TRIED):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            now = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            then, behind[id(frame)] = behind.get(id(frame), ""), now
-            if now == "RESUME" or then.startswith(("CALL", "JUMP_BACKWARD")):
-                left -= 1
-                if left == 0:
-                    raise Interrupt
-        elif event == "return":
-            behind.pop(id(frame), None)
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-def at_each_place(call: Callable[[], object]) -> Iterator[int]:
-    """Calls it, interrupted at the first place, then at the second, until it comes to its end."""
-    undisturbed(int)  # whose thread is there from now on
-    number, is_through = 0, False
-    while not is_through:
-        number += 1
-        try:
-            with interrupted_at(number):
-                call()
-            is_through = True
-        except Interrupt:
-            yield number
-    assert number > 10
 
 
 def test_files_survive(box: Sandbox):
