@@ -19,7 +19,7 @@ from actors.token_server import TokenServer
 from engine.cache.events import EventLog
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import ContextExceeded, InvalidLogits, InvalidRequest, Overloaded
+from engine.errors import ContextExceeded, GrammarFault, InvalidLogits, InvalidRequest, Overloaded
 from engine.handoff import Handoff
 from engine.request import Request
 from engine.results import StepResult
@@ -56,10 +56,10 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """The grammar of what waited for it has been compiled, or found to be none."""
+    """The grammar of what waited for it has been compiled, or why not; None: nobody wants it any more."""
 
     waiting: Submit | Handoff
-    grammar: object  # held until its sequence holds it
+    grammar: object  # held until its sequence holds it: the engine's thread never compiles one itself
 
 
 _Message = Submit | Abort | _Gone | _Call | _Compiled
@@ -150,7 +150,7 @@ class EngineWorker:
                 failed = Failed(request_id, "context_length_exceeded", str(error), error.parameter)
             case InvalidRequest():
                 failed = Failed(request_id, "invalid", str(error), error.parameter)
-            case InvalidLogits():
+            case InvalidLogits() | GrammarFault():
                 failed = Failed(request_id, "internal", str(error))
             case _:
                 failed = Failed(
@@ -245,8 +245,8 @@ class EngineWorker:
                 self._submit(message)
             case Abort(request_id=request_id, choice=choice):
                 self._withdraw(request_id, None if choice < 0 else choice)
-            case _Compiled(waiting=waiting):
-                self._go_on_with(waiting)
+            case _Compiled(waiting=waiting, grammar=grammar):
+                self._go_on_with(waiting, grammar)
             case _Gone(client=client):
                 for request_id in [owned for owned in self._owned if owned.startswith(f"{client}/")]:
                     self._withdraw(request_id)
@@ -257,21 +257,24 @@ class EngineWorker:
     def _submit(self, message: Submit) -> None:
         """Queue a request, after its grammar has been compiled in another thread: it may take seconds."""
         try:
-            if not self._compiles(message.sampling.structure, message):
-                self._add(message)
+            self._queue(message, message.sampling.structure)
         except Overloaded as error:
             self.refuse(message.request_id, error)
 
     def _take_over(self, handoff: Handoff) -> None:
         """As `_submit`: whoever calls has few threads, and holds none of them while a grammar is compiled."""
-        if not self._compiles(handoff.header.sampling.structure, handoff):
-            self._adopt(handoff)
+        self._queue(handoff, handoff.header.sampling.structure)
 
-    def _compiles(self, structure: Structure | None, waiting: Submit | Handoff) -> bool:
-        """Whether it has to wait for its grammar, which then is on its way. Raises Overloaded."""
+    def _queue(self, waiting: Submit | Handoff, structure: Structure | None) -> None:
+        """Now, or once its grammar is there. Raises Overloaded, and of a hand-off what `adopt` does."""
         grammars = self.engine.sampler.grammars
-        if structure is None or grammars.is_known(structure):
-            return False
+        known = None if structure is None else grammars.known(structure)  # held until its sequence holds it
+        if structure is None or known is not None:
+            if isinstance(waiting, Submit):
+                self._add(waiting)
+            else:
+                self._adopt(waiting)
+            return
         if len(self._compiling) >= self.engine.config.max_waiting:
             raise Overloaded("too many grammars wait to be compiled")
         self._compiling.append(_id_of(waiting))
@@ -281,7 +284,6 @@ class EngineWorker:
             structure, lambda grammar=None: self._inbox.put(_Compiled(waiting, grammar)),
             lambda: self._is_wanted(waiting),
         )  # fmt: skip
-        return True
 
     def _is_wanted(self, waiting: Submit | Handoff) -> bool:
         """Whether it has not been given up meanwhile. Any thread may ask."""
@@ -294,16 +296,23 @@ class EngineWorker:
         names = (request_id, f"{request_id}#{choice}", request_id.partition("/")[0])
         return any(name in self._withdrawn for name in names)
 
-    def _go_on_with(self, waiting: Submit | Handoff) -> None:
-        self._compiling.remove(_id_of(waiting))
-        if isinstance(waiting, Handoff):
+    def _go_on_with(self, waiting: Submit | Handoff, outcome: object) -> None:
+        """What waited for its grammar is queued or refused; nothing where it has been given up meanwhile."""
+        request_id = _id_of(waiting)
+        self._compiling.remove(request_id)
+        if not self._is_wanted(waiting) or outcome is None:
+            return
+        if isinstance(waiting, Submit):
+            del self._owned[request_id]
+        if isinstance(outcome, Exception):
+            self.refuse(request_id, outcome)
+        elif isinstance(waiting, Submit):
+            self._add(waiting)
+        else:
             try:
                 self._adopt(waiting)
             except DockyardError as error:
-                self.refuse(waiting.header.request_id, error)
-        elif waiting.request_id in self._owned:  # nobody has given it up meanwhile
-            del self._owned[waiting.request_id]
-            self._add(waiting)
+                self.refuse(request_id, error)
 
     def _add(self, message: Submit) -> None:
         try:

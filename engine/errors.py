@@ -12,6 +12,7 @@ DockyardError
 │   ├── BrokenHandoff       a KV hand-off of another version, model or checksum
 │   └── UnusableTier        a folder for KV that cannot be read or written
 ├── InvalidLogits           a row of the model that is no distribution: a fault of ours, not of its request
+├── GrammarFault            a grammar at which the compiler failed in no way that it names: likewise
 └── ResourceShortage
     └── Overloaded          the queue is full; the gateway answers 429
 """
@@ -63,6 +64,9 @@ class UnusableTier(InvalidInput): ...
 
 
 class InvalidLogits(DockyardError): ...
+
+
+class GrammarFault(DockyardError): ...
 
 
 class Overloaded(ResourceShortage):

@@ -1,22 +1,26 @@
 """Compiled grammars, each compiled once: by the bytes of its source, bounded by the bytes that they take."""
 
+import logging
 import math
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from engine.errors import CompilingFailed, InvalidRequest, Overloaded
+from engine.errors import CompilingFailed, GrammarFault, InvalidRequest, Overloaded
 from engine.sampling.grammar_compiler import SIMPLER, CompileLimits, GrammarCompiler, refused
 from engine.sampling.json_schema import check_regex, read_schema
 from engine.sampling.matcher import GrammarMatcher
 from engine.sampling.watch import Watch
 from protocol.sampling import Structure
 
+_log = logging.getLogger(__name__)
+
 _Key = tuple[str, str]
+_Error = TypeVar("_Error", bound=Exception)
 _MAX_CACHE_BYTES = 64 << 20
 _MAX_HELD_BYTES = 256 << 20  # of those that requests hold, and those that are kept
 _MAX_REFUSALS = 256
@@ -53,10 +57,16 @@ class Grammars:
         self._thread: ThreadPoolExecutor | None = None
         self._watch = Watch()  # over the matchers, which are the engine's thread's
 
-    def is_known(self, structure: Structure) -> bool:
-        """Whether `compile` answers at once."""
+    def known(self, structure: Structure) -> object:
+        """The grammar or the refusal that `compile` answers with at once; while it is held, it goes on doing
+        so, however many others come between. None where it would have to compile."""
         key = _key(structure)
-        return self._known(key) is not None or self._refusal(key) is not None
+        if (cause := self._refusal(key)) is None:
+            return self._known(key)
+        held = self._held_refusals.get(key)
+        if held is None:
+            held = self._held_refusals[key] = InvalidRequest(cause, parameter=structure.field)
+        return held
 
     def compile(self, structure: Structure) -> Any:
         """The compiled grammar. Raises InvalidRequest that names the field and the cause; Overloaded where
@@ -76,8 +86,9 @@ class Grammars:
     def prepare(
         self, structure: Structure, done: Callable[[object], None], wanted: Callable[[], bool] = lambda: True
     ) -> None:
-        """Compile in another thread, then call `done` there with what has come of it, the grammar or the
-        refusal: while that is held, `compile` answers at once, however many others come between.
+        """Compile in another thread, then call `done` there with what has come of it, the grammar or an
+        error: a refusal, Overloaded, GrammarFault. While a grammar or a refusal is held, `compile` answers
+        at once, however many others come between.
 
         `wanted`: whether anybody still waits, asked there when its turn has come; else nothing is compiled,
         and `done` gets None.
@@ -112,10 +123,14 @@ class Grammars:
             if wanted():
                 outcome = self.compile(structure)
         except InvalidRequest as error:
-            error.__traceback__ = None  # its frames would hold what was compiled
-            outcome = self._held_refusals[_key(structure)] = error
-        except Overloaded:
-            pass  # whoever asks for it is told
+            outcome = self._held_refusals[_key(structure)] = _bare(error)
+        except Overloaded as error:
+            outcome = _bare(error)
+        except MemoryError:
+            outcome = Overloaded("no memory for another grammar")
+        except Exception as error:  # whoever waits for it is told
+            _log.exception("a grammar could not be compiled")
+            outcome = GrammarFault(f"its grammar could not be compiled: {type(error).__name__}: {error}")
         finally:
             done(outcome)
 
@@ -179,6 +194,12 @@ class Grammars:
         while self._bytes > _MAX_CACHE_BYTES and len(self._compiled) > 1:
             _, dropped = self._compiled.popitem(last=False)
             self._bytes -= dropped.memory_size_bytes
+
+
+def _bare(error: _Error) -> _Error:
+    """Without its frames, which would hold what was compiled."""
+    error.__traceback__ = None
+    return error
 
 
 def _utf8(structure: Structure) -> bytes:

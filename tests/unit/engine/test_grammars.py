@@ -208,13 +208,13 @@ def test_a_refusal_for_want_of_time_passes(
     try:
         with pytest.raises(CompilingFailed, match="not up within 0 s"):
             grammars.compile(wide)
-        assert grammars.is_known(wide)  # for now: nobody has the engine wait for it once more
+        assert grammars.known(wide) is not None  # for now: nobody has the engine wait for it once more
         monkeypatch.setattr(grammars, "_limits", CompileLimits(seconds=20))
         monkeypatch.setattr(grammars._compiler, "_limits", CompileLimits(seconds=20))
         with pytest.raises(InvalidRequest, match="not up"):
             grammars.compile(wide)
         monkeypatch.setattr("engine.sampling.grammars.time.monotonic", lambda: 1e12)
-        assert not grammars.is_known(wide)
+        assert grammars.known(wide) is None
         monkeypatch.undo()
     finally:
         grammars.close()
@@ -232,7 +232,7 @@ def test_a_grammar_that_somebody_holds_is_not_compiled_again(
         assert grammars.compile(one) is held
         del held
         grammars.compile(Structure("regex", "third"))
-        assert not grammars.is_known(one)
+        assert grammars.known(one) is None
     finally:
         grammars.close()
 
@@ -260,7 +260,7 @@ def test_a_grammar_that_is_too_large_is_given_up(tiny_tokenizer: ChatTokenizer) 
 def test_equal_sources_are_compiled_once(grammars: Grammars) -> None:
     one, other = Structure("regex", "abc"), Structure("regex", "abc", field="tools", begins_after=5)
     compiled = grammars.compile(one)
-    assert grammars.is_known(other)
+    assert grammars.known(other) is not None
     assert grammars.compile(other) is compiled
 
 
@@ -269,7 +269,7 @@ def test_preparing_tells_when_it_is_done_and_keeps_a_refusal(grammars: Grammars)
         done = threading.Event()
         grammars.prepare(structure, lambda _, done=done: done.set())
         assert done.wait(60)
-        assert grammars.is_known(structure)
+        assert grammars.known(structure) is not None
 
 
 def test_a_refusal_is_told_whoever_waits_for_it_however_many_come_between(
@@ -284,12 +284,12 @@ def test_a_refusal_is_told_whoever_waits_for_it_however_many_come_between(
         grammars.prepare(waiting, outcomes.put)
         grammars.prepare(Structure("regex", "between("), outcomes.put)
         held = [outcomes.get(timeout=60), outcomes.get(timeout=60)]
-        assert grammars.is_known(waiting)
+        assert grammars.known(waiting) is not None
         monkeypatch.setattr(grammars, "_compile", lambda _: pytest.fail("compiled again"))
         with pytest.raises(InvalidRequest, match="parenthesis is not closed"):
             grammars.compile(waiting)
         held.clear()
-        assert not grammars.is_known(waiting)
+        assert grammars.known(waiting) is None
     finally:
         grammars.close()
 

@@ -2,12 +2,13 @@
 
 import queue
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 from tiny_gguf import EOS
 
 from engine.chat.tokenizer import ChatTokenizer
-from engine.errors import Overloaded
+from engine.errors import GrammarFault, InvalidRequest, Overloaded
 from engine.sampling.grammars import Grammars
 from protocol.sampling import Structure
 
@@ -32,7 +33,7 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(grammars: Grammars) -> N
     found = [outcomes.get(timeout=60) for _ in range(13)]
     assert found[:12] == [None] * 12
     assert found[12] is not None
-    assert not any(grammars.is_known(regex(number)) for number in range(1, 13))
+    assert not any(grammars.known(regex(number)) for number in range(1, 13))
 
 
 def test_grammars_that_are_held_are_bounded(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +50,39 @@ def test_grammars_that_are_held_are_bounded(grammars: Grammars, monkeypatch: pyt
     held.clear()
     del first
     assert grammars.compile(regex(28)) is not None
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (Overloaded("too many"), Overloaded),
+        (MemoryError(), Overloaded),
+        (ZeroDivisionError("a bug"), GrammarFault),
+        (InvalidRequest("no grammar", parameter="structure"), InvalidRequest),
+    ],
+)
+def test_whoever_waits_is_told_why_there_is_no_grammar(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, raised: Exception, told: type[Exception]
+) -> None:
+    def fail(structure: Structure) -> NoReturn:
+        raise raised
+
+    monkeypatch.setattr(grammars, "_compile", fail)
+    outcomes: queue.SimpleQueue[object] = queue.SimpleQueue()
+    grammars.prepare(regex(1), outcomes.put)
+    assert type(outcomes.get(timeout=60)) is told
+
+
+def test_what_is_held_is_answered_at_once_however_soon_it_is_given_up(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar = grammars.compile(regex(1))
+    with pytest.raises(InvalidRequest):
+        grammars.compile(Structure("regex", "a("))
+    held = grammars.known(regex(1)), grammars.known(Structure("regex", "a("))
+    grammars._compiled.clear()
+    grammars._refused.clear()
+    monkeypatch.setattr(grammars, "_compile", lambda _: pytest.fail("compiled again"))
+    assert held[0] is grammars.compile(regex(1)) is grammar
+    with pytest.raises(InvalidRequest, match="cannot be compiled"):
+        grammars.compile(Structure("regex", "a("))
