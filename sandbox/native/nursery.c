@@ -9,18 +9,23 @@
 #define _GNU_SOURCE
 #include "launch.h"
 
+#include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 
-enum { MAX_GIVEN = 12, MAX_WORDS = 512, REQUEST_BYTES = 1 << 16, ALL_AFTER_MS = 5 };
+enum { MAX_GIVEN = 12, MAX_WORDS = 512, REQUEST_BYTES = 1 << 16 };
+enum { ALL_AFTER_MS = 5, LOOKS_A_MS = 40 }; /* of children: what a look at all costs is 1% of the time between two */
+enum { LAYERS_FROM = 32 /* above all else here */, UNSHARE_FILES = 2 /* of close_range */, LOOK_AGAIN_NS = 2000000 };
 enum verb { START = 1, SETTLE = 2, END = 3 };
 enum answer { STARTED = 1, SETTLED = 2, ENDED = 3 };
 #define INTO_CGROUP 0x200000000ULL /* of clone3 */
+#define SHARE_FILES 0x400ULL
 
 /* Behind it, of START: the sandbox's id and the words of `launch`, each with a NUL at its end. Descriptors come with
  * it, for what launch says and those that its words name by their place among these. */
@@ -52,6 +57,7 @@ static struct child *children;
 static size_t num_children, room;
 static int owner;
 static int reports[2]; /* what launches hand in */
+static _Atomic uint32_t *is_apart; /* in memory that launches share: the last one has its own table of descriptors */
 
 static struct child *find(uint32_t ticket) {
     for (size_t i = 0; i < num_children; i++)
@@ -89,7 +95,7 @@ static void note_end(pid_t pid) {
 }
 
 /* To wait for any child, the kernel looks at each: with thousands of them that is what the signal is to spare us. One
- * signal may stand for several ends, so all are looked at soon after. True when that is due. */
+ * signal may stand for several ends, so all are looked at some time after. True when that is due. */
 static bool reap_told(int signals) {
     struct signalfd_siginfo told;
     bool is_due = false;
@@ -126,10 +132,29 @@ static void rename_self(char *place, const char *id) {
     memcpy(place, id, strlen(id) < length ? strlen(id) : length);
 }
 
+/* In the new process: a table of descriptors of its own, without the layers of all others. A copy of the nursery's, as
+ * a fork makes it, has one for each live sandbox, and so would that of what launch forks. */
+static void leave_layers(void) {
+    if (syscall(SYS_close_range, LAYERS_FROM, ~0U, UNSHARE_FILES) && unshare(CLONE_FILES)) _exit(125);
+    atomic_store(is_apart, 1);
+    syscall(SYS_futex, is_apart, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+/* Until then what is closed here would be closed there. */
+static void await_leave(pid_t pid) {
+    struct timespec some = {.tv_nsec = LOOK_AGAIN_NS};
+    siginfo_t info = {0};
+    while (!atomic_load(is_apart)) {
+        syscall(SYS_futex, is_apart, FUTEX_WAIT, 0, &some, NULL, 0);
+        if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) || info.si_pid) return;
+    }
+}
+
 /* In the new process. Input is an empty file of its own: an OCI runtime gives the sandbox's uid what it finds there,
  * and as the owner of a device a sandbox could change its mode for everyone. */
 static void become_launch(uint32_t ticket, char *name, char **words, int num_words, const int *fds) {
     sigset_t none;
+    leave_layers();
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     rename_self(name, words[0]);
@@ -139,8 +164,10 @@ static void become_launch(uint32_t ticket, char *name, char **words, int num_wor
 }
 
 static pid_t give_birth(int group) {
-    struct birth birth = {.flags = INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (uint64_t)group};
-    return group < 0 ? fork() : (pid_t)syscall(SYS_clone3, &birth, sizeof birth);
+    struct birth birth = {.flags = SHARE_FILES | INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (uint64_t)group};
+    atomic_store(is_apart, 0);
+    if (group < 0) return (pid_t)syscall(SYS_clone, SHARE_FILES | SIGCHLD, 0, 0, 0, 0);
+    return (pid_t)syscall(SYS_clone3, &birth, sizeof birth);
 }
 
 static void start(const struct request *request, char *text, size_t length, char *name, const int *fds) {
@@ -154,6 +181,13 @@ static void start(const struct request *request, char *text, size_t length, char
     if (pid == 0) become_launch(request->ticket, name, words, count, fds);
     if (pid > 0) children[num_children++] = (struct child){request->ticket, pid, 0, -1, false};
     answer(request->ticket, STARTED, pid > 0 ? pid : -errno);
+    if (pid > 0) await_leave(pid);
+}
+
+static int keep_layer(int fd) {
+    int kept = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, LAYERS_FROM);
+    if (fd >= 0) close(fd);
+    return kept;
 }
 
 /* A launch hands in its layer's content before anything of the sandbox runs. */
@@ -162,7 +196,7 @@ static void take_reports(void) {
     int fds[MAX_FDS];
     while (receive_message(reports[0], &message, fds)) {
         struct child *child = find(message.id);
-        if (child && child->layer < 0) child->layer = fds[0];
+        if (child && child->layer < 0) child->layer = keep_layer(fds[0]);
         else if (fds[0] >= 0) close(fds[0]);
     }
 }
@@ -234,12 +268,14 @@ int nursery(int argc, char **argv) {
     int signals = signalfd(-1, &awaited, SFD_CLOEXEC | SFD_NONBLOCK);
     if (signals < 0 || prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) fail("become a parent of orphans");
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, reports)) fail("make a socket");
+    is_apart = mmap(NULL, sizeof *is_apart, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (is_apart == MAP_FAILED) fail("share memory");
     struct pollfd awaiting[] = {{owner, POLLIN, 0}, {signals, POLLIN, 0}, {reports[0], POLLIN, 0}};
     int64_t due_ms = 0; /* when all are looked at; 0 = nothing has been told */
     for (bool has_owner = true; has_owner;) {
         int64_t left_ms = due_ms - now_ms();
         if (poll(awaiting, 3, due_ms == 0 ? -1 : left_ms > 0 ? (int)left_ms : 0) < 0) continue;
-        if (reap_told(signals) && due_ms == 0) due_ms = now_ms() + ALL_AFTER_MS;
+        if (reap_told(signals) && due_ms == 0) due_ms = now_ms() + ALL_AFTER_MS + (int64_t)num_children / LOOKS_A_MS;
         if (due_ms && now_ms() >= due_ms) reap_all(), due_ms = 0;
         if (awaiting[2].revents) take_reports();
         if (awaiting[0].revents) has_owner = serve(argv[1]);

@@ -19,6 +19,7 @@ from sandbox.places import INIT_BINARY
 from sandbox.processes import find_process
 
 PATIENCE_S = 30.0
+FIRST_LAYER = 32  # LAYERS_FROM of native/nursery.c: a launch has no descriptor from there on
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="substrate 'container' needs root")
 
 
@@ -34,6 +35,13 @@ def wait_until_gone(pid: int) -> None:
     give_up_s = time.monotonic() + PATIENCE_S
     while (found := find_process(pid)) is not None and found.is_alive():
         assert time.monotonic() < give_up_s, f"{pid} lives"
+        time.sleep(0.01)
+
+
+def wait_until_childless(nursery: Nursery) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while left := children(nursery):
+        assert time.monotonic() < give_up_s, left
         time.sleep(0.01)
 
 
@@ -58,9 +66,33 @@ def test_a_layer_is_found_there_for_as_long_as_its_sandbox_lives(create):
     box.files.write("kept", b"content")
     place = box._made.launched.layer_at
     assert place.parts[2] == str(nursery.pid)
+    assert int(place.parts[4]) >= FIRST_LAYER
     assert (place / "workspace" / "kept").read_bytes() == b"content"
     box.kill()
     assert num_fds(nursery) == before
+
+
+def test_a_launch_takes_nothing_of_the_nursery_away():
+    """Its table of descriptors is the nursery's until it has left the layers, wherever it ends."""
+    nursery = Nursery(INIT_BINARY)
+    errors, ignored = os.memfd_create("errors"), os.memfd_create("ignored")
+    nursery.start("sbx-x", ["--first"], (ignored,), None).kill()  # it has begun
+    wait_until_childless(nursery)
+    before = num_fds(nursery)
+    for number in range(20):
+        nursery.start("sbx-x", ["--killed"], (ignored,), None).kill()
+        launcher = nursery.start("sbx-x", [f"--what-{number}"], (errors,), None)
+        wait_until_gone(launcher.pid)
+        launcher.kill()
+        launcher.wait(PATIENCE_S)
+    said = os.pread(errors, 1 << 16, 0).decode().splitlines()
+    os.close(errors)
+    os.close(ignored)
+    assert said == [f"dockyard-init: unknown option --what-{each}: Invalid argument" for each in range(20)]
+    wait_until_childless(nursery)
+    assert num_fds(nursery) == before
+    nursery.close()
+    wait_until_gone(nursery.pid)
 
 
 def test_a_launch_that_fails_says_why_and_leaves_nothing(state_dir: Path):
