@@ -14,7 +14,7 @@ from engine.cache.tiers import Tiers
 from engine.chat.tokenizer import ChatTokenizer
 from engine.config import EngineConfig
 from engine.errors import EngineClosed
-from engine.forward import Forward
+from engine.forward import Forward, Ran
 from engine.generation import generate
 from engine.handoff import Handoff
 from engine.intake import Intake
@@ -162,16 +162,15 @@ class Engine:
         now_ns, loading = self._clock.now_ns(), len(self._loading.waiting)
         self._loading.advance(now_ns, idle=0 < loading == len(self._intake.sequences))
         plan = self._scheduler.schedule(now_ns)
-        begun, chunks = self._residence.carry_out(plan.orders), plan.chunks
-        for sequence in self._residence.take_lost():
-            self._scheduler.start_again(sequence)
-            chunks = [chunk for chunk in chunks if chunk.sequence is not sequence]
+        begun = self._residence.carry_out(plan.orders)
+        chunks, starved = self._still_there(plan.chunks, begun), self._residence.take_starved()
         self._stamp(begun, chunks)
-        if not chunks:
-            return StepResult()
         try:
-            ran = self._forward.run(chunks)
+            ran = self._forward.run(chunks) if chunks else Ran()
         except StageInterrupted:
+            ran = Ran()
+        ran.starved.extend(starved)
+        if not ran.chunks and not ran.starved:
             return StepResult()
         result = self._postprocessing.run(ran, self._clock.now_ns())
         if self.events is not None:
@@ -248,6 +247,16 @@ class Engine:
     def _watch(self, medium: Medium) -> TierEvents | None:
         """Tells of a tier's blocks."""
         return None if self.events is None else TierEvents(self.events, self.pool.block_tokens, medium)
+
+    def _still_there(self, chunks: list[Chunk], begun: list[Sequence]) -> list[Chunk]:
+        """Those whose sequences have what they go on from; the others compute it again."""
+        again = self._residence.take_lost()
+        for sequence in again:
+            self._scheduler.start_again(sequence)
+        if self._residence.is_short:
+            self._scheduler.begin_again(begun)
+            again += begun
+        return [chunk for chunk in chunks if chunk.sequence not in again] if again else chunks
 
     def _stamp(self, begun: list[Sequence], chunks: list[Chunk]) -> None:
         """When hand-offs were adopted, and when what runs did so first; what was prefetched is used now."""

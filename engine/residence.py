@@ -22,32 +22,37 @@ class Residence:
         self._swapped: dict[Sequence, int] = {}  # bytes of host memory that are reserved for it
         self._swapped_bytes = 0
         self._lost: list[Sequence] = []
+        self._starved: list[Sequence] = []
+        self._short = False  # of memory, for something of the orders that were carried out last
 
     @property
     def swapped_bytes(self) -> int:
         """Of all states that have gone to host memory since the start."""
         return self._swapped_bytes
 
+    @property
+    def is_short(self) -> bool:
+        """Whether there was no memory for something that was to come: blocks may hold anything then."""
+        return self._short
+
     def carry_out(self, orders: list[Order]) -> list[Sequence]:
-        """All of them, in order; the sequences that have begun or gone on by it."""
-        begun: list[Sequence] = []
+        """All of them, in order; the sequences that have begun or gone on by it. See `is_short`."""
+        self._short = False
         for order in orders:
-            match order:
-                case KeepBlock(block=block, key=key):
-                    if self.tiers.keeps_blocks and not self.tiers.keeps_at_once:
-                        self._keep_block(block, key)
-                case LoadBlock(block=block, payload=payload):
-                    self._weights.state.import_block(block, payload)
-                case CopyBlock(source=source, target=target):
-                    self._weights.state.copy_block(source, target)
-                case SwapOut(sequence=sequence, held=held):
-                    self._swap_out(sequence, held)
-                case Begin(sequence=sequence):
-                    self._begin(order)
-                    begun.append(sequence)
-                case ShowBlock(block=block, key=key):
-                    self.keep([(block, key)])
-        return begun
+            try:
+                self._carry_out(order)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                _log.warning("no memory for KV that was to come: %s", error)
+                self._short = True
+                self._give_up(order)
+        return [order.sequence for order in orders if isinstance(order, Begin)]
+
+    def take_starved(self) -> list[Sequence]:
+        """Those for whose windows there was no memory: they would be tried again for ever."""
+        starved, self._starved = self._starved, []
+        return starved
 
     def take_lost(self) -> list[Sequence]:
         """Those that were to be swapped out, and for which there was no memory."""
@@ -85,6 +90,32 @@ class Residence:
             found = num_bytes if sequence in waiting else 0
             assert found == held > 0, f"room is reserved for {sequence.id}, which left"
         self.tiers.check_integrity(sum(self._swapped.values()))
+
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case KeepBlock(block=block, key=key):
+                if self.tiers.keeps_blocks and not self.tiers.keeps_at_once and not self._short:
+                    self._keep_block(block, key)
+            case LoadBlock(block=block, payload=payload):
+                self._weights.state.import_block(block, payload)
+            case CopyBlock(source=source, target=target):
+                self._weights.state.copy_block(source, target)
+            case SwapOut(sequence=sequence, held=held):
+                self._swap_out(sequence, held)
+            case Begin():
+                self._begin(order)
+            case ShowBlock(block=block, key=key):
+                if not self._short:
+                    self.keep([(block, key)])
+
+    def _give_up(self, order: Order) -> None:
+        """What there was no memory for is not tried again: it is computed."""
+        if isinstance(order, LoadBlock):
+            self.tiers.drop_block(order.key)
+        elif isinstance(order, Begin):
+            if order.windows is not None:
+                self._starved.append(order.sequence)
+            self.leave(order.sequence)
 
     def _keep_block(self, block: int, key: bytes) -> None:
         state = self._weights.state

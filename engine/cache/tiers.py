@@ -101,6 +101,10 @@ class Tiers:
         if self._disk is not None and self._windows_on_disk:
             self._disk.store("windows", key, self._tag, payload)
 
+    def drop_block(self, key: bytes) -> None:
+        """From host memory, unless it is pinned; on disk it stays."""
+        self.blocks.drop(key)
+
     def drop_windows(self, key: bytes) -> None:
         """Newer ones of the same sequence are kept; on disk they stay."""
         self.windows_tier.drop(key)

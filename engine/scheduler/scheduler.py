@@ -5,7 +5,7 @@ Running sequences decode first, one row each; what is left of the budget goes to
 swapped to host memory, or its blocks go and it is computed again later, to the same bits along its lineage.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -193,6 +193,12 @@ class Scheduler:
             self._preempt(sequence, swap=False)
         sequence.passes = ()
         self._counts.swapped -= 1
+
+    def begin_again(self, sequences: Iterable[Sequence]) -> None:
+        """What some of these go on from is not there: all are computed again, no block is known any more."""
+        for sequence in [each for each in sequences if each in self.running]:
+            self._preempt(sequence, swap=False)
+        self._pool.forget()
 
     def renew(self, model: str, version: str) -> None:
         """The weights have changed: nothing that is cached fits any more, and what runs is computed again."""
