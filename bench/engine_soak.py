@@ -1,12 +1,12 @@
 """A million short requests of every fate through one engine: its books balance, and its memory stays flat.
 
-`python -m bench.engine_soak --json [--quick]` (20,000 with `--quick`). One nano, on one thread, with a device
+`python -m bench.engine_soak --json [--quick]` (40,000 with `--quick`). One nano, on one thread, with a device
 cache, host memory and a disk so small that blocks are evicted, swapped and loaded all the time. Most requests
 are a token or a few and one new one; others share longer prompts, have two outputs, fork, are aborted while
 they wait or run, take others' places, are sampled with penalties and log probabilities, or are refused. Every
 10,000 requests all end, `check_integrity` counts every block, slot, pin, byte and sequence, and memory is
-looked at: resident bytes, how many objects there are of each class of the engine, and over the last 10,000
-what Python has allocated and not given back (tracemalloc).
+looked at: resident bytes, how many objects there are of each class of the engine, and over the last 10,000,
+with caches empty before and after, what Python has allocated and not given back (tracemalloc).
 """
 
 import gc
@@ -27,7 +27,7 @@ from engine.errors import InvalidRequest, Overloaded
 from engine.model.base import Model
 from engine.model.registry import load_model
 
-REQUESTS, QUICK_REQUESTS, EVERY = 1_000_000, 20_000, 10_000
+REQUESTS, QUICK_REQUESTS, EVERY = 1_000_000, 40_000, 10_000
 MOST_GROWTH_BYTES = 24 << 20  # of resident memory, from a tenth of the way to the end
 MOST_TRACED_BYTES = 128 << 10  # over the last 10,000 requests: 13 bytes each
 _IN_FLIGHT = 48
@@ -73,7 +73,7 @@ class Soak:
     def run(self, count: int) -> None:
         """Blocks. Raises AssertionError where the books do not balance."""
         for first in range(0, count, EVERY):
-            if first == count - 2 * EVERY:  # an interval to come to rest in, and one to look at
+            if first == count - 3 * EVERY:  # two to trace all files on disk in, one to look at
                 tracemalloc.start()
             for number in range(first, min(first + EVERY, count)):
                 while len(self.engine.requests) >= _IN_FLIGHT:
@@ -91,6 +91,9 @@ class Soak:
         counts = self.engine.statistics()
         assert counts.pool.held == 0, "a block stays held"
         assert counts.tiers.blocks.reserved_bytes == counts.tiers.blocks.pinned == 0
+        if tracemalloc.is_tracing():
+            # Empties memory's caches: older entries would give way to traced ones, for 100,000 requests.
+            self.engine.update_weights(f"after-{done}")
         self.memory.append(Memory.now(done))
         progress(f"{done} requests, {self.memory[-1].resident_bytes >> 20} MiB, {dict(self.fates)}")
 
@@ -181,7 +184,7 @@ def _request(number: int, fate: str, chance: random.Random) -> Request:
 
 def soak(model: Model, count: int) -> Soak:
     with tempfile.TemporaryDirectory() as folder:
-        tiers = {"host_bytes": 2 << 20, "window_bytes": 2 << 20, "disk_path": folder, "disk_bytes": 8 << 20}
+        tiers = {"host_bytes": 2 << 20, "window_bytes": 2 << 20, "disk_path": folder, "disk_bytes": 2 << 20}
         config = EngineConfig.model_validate({
             "model": "nano", "threads": 1, "kv_cache_bytes": 1 << 20, "max_sequences": _SEQUENCES,
             "max_waiting": 120, "token_budget": 128, "preemption": "swap", "starvation_s": 0.2,
