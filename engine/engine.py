@@ -60,7 +60,7 @@ class Engine:
         self._loading = Loading(self.pool, self._scheduler, tiers)
         self.sampler = StepSampler(
             weights.model.vocabulary, weights.model.eos_ids,
-            lambda: weights.model.tokenizer().token_bytes(),
+            lambda: weights.model.tokenizer().token_bytes(), self._clock,
         )  # fmt: skip
         self._intake = Intake(
             config, weights, self.sampler,

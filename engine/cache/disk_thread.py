@@ -5,16 +5,16 @@ where nobody does any more.
 """
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.cache.disk_tier import DiskStatistics, DiskTier
 from engine.cache.entry import Kind
+from protocol.clock import Clock, SystemClock
 from protocol.handoff import KvPayload
 
-_NEWS_EVERY_S = 0.5  # what other processes have written is looked for at most so often
+_NEWS_EVERY_NS = 500_000_000  # what other processes have written is looked for at most so often
 
 Loaded = Callable[[KvPayload | None], None]
 """Gets an entry, or None, in the disk's thread."""
@@ -60,9 +60,10 @@ class DiskThread:
     as a fault of ours, which `check_integrity` tells. Every method may be called from any thread; none waits
     for the disk but `flush`, `close` and `check_integrity`."""
 
-    def __init__(self, tier: DiskTier, max_waiting_bytes: int) -> None:
+    def __init__(self, tier: DiskTier, max_waiting_bytes: int, clock: Clock | None = None) -> None:
         """`tier`: made with `reads_at_once=False`, or not; the thread begins by reading the folder."""
         self._tier, self._max_waiting_bytes = tier, max_waiting_bytes
+        self._clock = clock or SystemClock()
         self._lock = threading.Condition()
         self._tier_lock = threading.Lock()  # the auditor looks between two jobs
         self._loads: deque[_Load] = deque()
@@ -73,7 +74,7 @@ class DiskThread:
         self._is_read = self._closed = False
         self._when_read: list[Callable[[], None]] = []
         self._news_wanted = False
-        self._news_at_s = 0.0
+        self._next_news_ns = 0
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()
 
@@ -82,7 +83,7 @@ class DiskThread:
         somebody has missed it."""
         if self._tier.seems_there(kind, key):
             return True
-        if not self._news_wanted and time.monotonic() - self._news_at_s > _NEWS_EVERY_S:
+        if not self._news_wanted and self._clock.now_ns() >= self._next_news_ns:
             with self._lock:
                 self._news_wanted = True
                 self._lock.notify_all()
@@ -184,7 +185,7 @@ class DiskThread:
                 self._tier.read_news()
         except Exception as error:
             self._tier.count_failure(error)
-        self._news_at_s = time.monotonic()
+        self._next_news_ns = self._clock.now_ns() + _NEWS_EVERY_NS
 
     def _read(self, load: _Load) -> KvPayload | None:
         with self._lock:

@@ -62,7 +62,7 @@ class Tiers:
                 reads_at_once=False,
                 watch=watch_disk,
             )
-            self._disk = DiskThread(tier, _WAITING_BYTES)
+            self._disk = DiskThread(tier, _WAITING_BYTES, clock)
         self.blocks = HostTier(config.host_bytes, clock, on_evict=self._evicted, watch=watch_host)
         self.windows_tier = HostTier(config.most_window_bytes, clock, ttl_ns=int(config.window_ttl_s * 1e9))
         self._prefetches: set[Prefetch] = set()

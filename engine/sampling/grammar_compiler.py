@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CompilingFailed, InvalidRequest
+from protocol.clock import Clock
 from protocol.sampling import Structure
 
 _PROGRAM = Path(__file__).with_name("grammar_process.py")
@@ -40,9 +40,9 @@ class GrammarCompiler:
     Not thread-safe. Use `close`; without it the process ends with its owner's, whose pipe it reads.
     """
 
-    def __init__(self, tokenizer: str, limits: CompileLimits) -> None:
+    def __init__(self, tokenizer: str, limits: CompileLimits, clock: Clock) -> None:
         """`tokenizer`: xgrammar's TokenizerInfo, serialised."""
-        self._tokenizer, self._limits = tokenizer, limits
+        self._tokenizer, self._limits, self._clock = tokenizer, limits, clock
         self._process: subprocess.Popen[bytes] | None = None
 
     def compile(self, structure: Structure) -> str:
@@ -86,8 +86,11 @@ class GrammarCompiler:
             limits = {"seconds": self._limits.seconds, "memory_bytes": self._limits.memory_bytes}
             self._send({"tokenizer": self._tokenizer, **limits})
             late = f"what compiles it was not up within {self._limits.start_s:g} s"
-            self._receive(structure, time.monotonic() + self._limits.start_s, late)
-        return time.monotonic() + self._limits.seconds + 1.0  # the process itself ends a moment earlier
+            self._receive(structure, self._now_s() + self._limits.start_s, late)
+        return self._now_s() + self._limits.seconds + 1.0  # the process itself ends a moment earlier
+
+    def _now_s(self) -> float:
+        return self._clock.now_ns() / 1e9
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self._process is not None
@@ -125,7 +128,7 @@ class GrammarCompiler:
         assert self._process.stdout is not None
         descriptor, parts = self._process.stdout.fileno(), bytearray()
         while len(parts) < count:
-            ready, _, _ = select.select([descriptor], [], [], max(deadline - time.monotonic(), 0.0))
+            ready, _, _ = select.select([descriptor], [], [], max(deadline - self._now_s(), 0.0))
             if not ready:
                 raise TimeoutError
             part = os.read(descriptor, count - len(parts))

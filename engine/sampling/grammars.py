@@ -3,7 +3,6 @@
 import logging
 import math
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from engine.sampling.grammar_compiler import SIMPLER, CompileLimits, GrammarComp
 from engine.sampling.json_schema import check_regex, read_schema
 from engine.sampling.matcher import GrammarMatcher
 from engine.sampling.watch import Watch
+from protocol.clock import Clock, SystemClock
 from protocol.sampling import Structure
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,9 @@ _Error = TypeVar("_Error", bound=Exception)
 _MAX_CACHE_BYTES = 64 << 20
 _MAX_HELD_BYTES = 256 << 20  # of those that requests hold, and those that are kept
 _MAX_REFUSALS = 256
-_PASSING_S = 30.0  # that a refusal for want of time or memory lasts: another moment may have more of them
+_PASSING_NS = (
+    30 * 10**9
+)  # that a refusal for want of time or memory lasts: another moment may have more of them
 
 
 class Grammars:
@@ -38,16 +40,17 @@ class Grammars:
         tokens: Callable[[], Sequence[bytes]],
         ends: Collection[int],
         limits: CompileLimits | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """`tokens`: of each id of the vocabulary its bytes, none where it is never part of text."""
         self._tokens, self._ends = tokens, sorted(ends)
-        self._limits = limits or CompileLimits()
+        self._limits, self._clock = limits or CompileLimits(), clock or SystemClock()
         self._lock = threading.Lock()  # around compiling
         self._refusing = threading.Lock()
         self._compiled: OrderedDict[_Key, Any] = OrderedDict()
         # Those that somebody holds, a sequence say: a grammar in use is never compiled again.
         self._held: WeakValueDictionary[_Key, Any] = WeakValueDictionary()
-        # Why, and until when (CLOCK_MONOTONIC) it is not tried again.
+        # Why, and until when (nanoseconds of the clock) it is not tried again.
         self._refused: OrderedDict[_Key, tuple[str, float]] = OrderedDict()
         self._held_refusals: WeakValueDictionary[_Key, InvalidRequest] = WeakValueDictionary()
         self._bytes = 0
@@ -142,7 +145,7 @@ class Grammars:
         if (held := self._held_refusals.get(key)) is not None:
             return str(held)
         cause, until = self._refused.get(key, ("", 0.0))
-        return cause if time.monotonic() < until else None
+        return cause if self._clock.now_ns() < until else None
 
     def _check_room(self) -> None:
         taken = sum(grammar.memory_size_bytes for grammar in list(self._held.values()))
@@ -160,8 +163,8 @@ class Grammars:
                 check_regex(structure)
             return self._compiled_by_process(structure)
         except InvalidRequest as error:
-            lasts = _PASSING_S if isinstance(error, CompilingFailed) else math.inf
-            self._remember(structure, str(error), time.monotonic() + lasts)
+            lasts = _PASSING_NS if isinstance(error, CompilingFailed) else math.inf
+            self._remember(structure, str(error), self._clock.now_ns() + lasts)
             raise
 
     def _condemn(self, structure: Structure, cause: str) -> None:
@@ -183,7 +186,7 @@ class Grammars:
             self._tokenizer = xgrammar.TokenizerInfo(
                 tokens, xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=self._ends
             )
-            self._compiler = GrammarCompiler(self._tokenizer.serialize_json(), self._limits)
+            self._compiler = GrammarCompiler(self._tokenizer.serialize_json(), self._limits, self._clock)
         serialised = self._compiler.compile(structure)
         return xgrammar.CompiledGrammar.deserialize_json(serialised, self._tokenizer)
 

@@ -13,6 +13,7 @@ from engine.sampling.past import NOTHING, Past
 from engine.sampling.prompt_logprobs import PromptLogprobs
 from engine.sampling.sampler import choose
 from engine.sampling.validation import check_sampling
+from protocol.clock import Clock
 from protocol.sampling import SamplingParams, Structure
 from protocol.sampling_reply import TokenLogprobs
 
@@ -39,12 +40,16 @@ class StepSampler:
     """
 
     def __init__(
-        self, vocabulary: int, eos_ids: Collection[int], tokens: Callable[[], Sequence[bytes]]
+        self,
+        vocabulary: int,
+        eos_ids: Collection[int],
+        tokens: Callable[[], Sequence[bytes]],
+        clock: Clock | None = None,
     ) -> None:
         """`tokens`: see `Grammars`; asked for at the first grammar."""
         self._vocabulary = vocabulary
         self._eos_ids = frozenset(eos_ids)
-        self.grammars = Grammars(lambda: _padded(tokens(), vocabulary), eos_ids)
+        self.grammars = Grammars(lambda: _padded(tokens(), vocabulary), eos_ids, clock=clock)
         self._progress: dict[str, _Progress] = {}
         self._prompts: dict[str, PromptLogprobs] = {}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from engine_runs import drain, finish, small_engine
+from hand_clock import HandClock
 from tiny_gguf import TOKENS
 
 from engine import Engine, Request, SamplingParams
@@ -15,13 +16,6 @@ from engine.cache.folder_index import FolderIndex
 NEW = SamplingParams(max_tokens=6, ignore_eos=True)
 PROMPT = tuple(random.Random(4).choices(range(3, len(TOKENS)), k=100))
 SECOND_NS = 1_000_000_000
-
-
-class HandClock:
-    ns = SECOND_NS
-
-    def now_ns(self) -> int:
-        return self.ns
 
 
 Make = Callable[[], tuple[Engine, HandClock, threading.Event]]
@@ -45,7 +39,7 @@ def make(
 
     def engine() -> tuple[Engine, HandClock, threading.Event]:
         monkeypatch.setattr(FolderIndex, "read_folder", slow)
-        clock = HandClock()
+        clock = HandClock(SECOND_NS)
         made.append(
             Engine(small_engine(tiny_model).config.model_copy(update=_tiers(tiny_model, tiers)), clock)
         )
@@ -66,14 +60,14 @@ def test_the_folder_and_its_entries_are_waited_for_together(make: Make) -> None:
     disk = engine._residence.tiers._disk
     assert disk is not None
     engine.add(Request("r", PROMPT, NEW))
-    clock.ns += SECOND_NS * 9 // 10
+    clock.now += SECOND_NS * 9 // 10
     assert engine.step().num_rows == 0
     go_on.set()
     disk.flush()
     with disk._tier_lock:  # the entry takes its time too
         assert engine.step().num_rows == 0
         assert engine.statistics().loading == 1
-        clock.ns += SECOND_NS * 2 // 10
+        clock.now += SECOND_NS * 2 // 10
         assert engine.step().num_rows > 0
     drain(engine)
 
@@ -83,7 +77,7 @@ def test_those_that_wait_stay_in_order_of_their_deadlines(make: Make) -> None:
     disk = engine._residence.tiers._disk
     assert disk is not None
     engine.add(Request("early", PROMPT, NEW))
-    clock.ns += SECOND_NS // 2
+    clock.now += SECOND_NS // 2
     go_on.set()
     disk.flush()
     with disk._tier_lock:
@@ -93,7 +87,7 @@ def test_those_that_wait_stay_in_order_of_their_deadlines(make: Make) -> None:
         assert [sequence.id for sequence in waiting] == ["early", "late"]
         deadlines = [prefetch.deadline_ns for prefetch in waiting.values()]
         assert deadlines == [2 * SECOND_NS, 5 * SECOND_NS // 2]
-        clock.ns = deadlines[0] + 1
+        clock.now = deadlines[0] + 1
         engine.step()
         assert [sequence.id for sequence in waiting] == ["late"]
     outputs, _ = drain(engine)

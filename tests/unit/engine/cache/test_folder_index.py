@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hand_clock import HandClock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -123,6 +124,30 @@ def test_the_thread_looks_for_news_when_somebody_has_missed_something(tmp_path: 
         assert not thread.contains("block", key(1))
         thread.flush()
         assert thread.contains("block", key(1))
+    finally:
+        thread.close()
+
+
+def test_news_is_looked_for_twice_a_second_at_most(tmp_path: Path) -> None:
+    clock = HandClock()
+    thread = DiskThread(tier_of(tmp_path), 1 << 20, clock)
+    other = tier_of(tmp_path)
+
+    def finds(number: int) -> bool:
+        """By the second time that it is asked for."""
+        other.put("block", key(number), TAG, payload(number))
+        assert not thread.contains("block", key(number))
+        thread.flush()
+        return thread.contains("block", key(number))
+
+    try:
+        thread.flush()
+        assert finds(1)
+        clock.now += 499_999_999
+        assert not finds(2)
+        clock.now += 1
+        assert finds(3)
+        assert thread.contains("block", key(2))
     finally:
         thread.close()
 

@@ -1,6 +1,7 @@
 """Host memory under every order of its operations: bounded, least recently used first, pins respected."""
 
 import numpy as np
+from hand_clock import HandClock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -11,16 +12,6 @@ from protocol.handoff import KvPayload
 
 keys = st.integers(0, 6).map(lambda number: bytes([number]) * 16)
 SIZE, BOUND, TTL_NS = 10, 45, 1000
-
-
-class HandClock:
-    """A Clock that stands until it is told otherwise."""
-
-    def __init__(self) -> None:
-        self.now = 10**6
-
-    def now_ns(self) -> int:
-        return self.now
 
 
 class HostMachine(RuleBasedStateMachine):
