@@ -7,7 +7,7 @@ from engine.cache.tiers import TierStatistics
 from engine.handoff import Handoff
 from engine.model.stages import StageTimes
 from engine.request import FinishReason, Stages
-from engine.scheduler.scheduler import SchedulerStatistics
+from engine.scheduler.counts import SchedulerStatistics
 from protocol.errors import DockyardError
 from protocol.sampling_reply import TokenLogprobs
 

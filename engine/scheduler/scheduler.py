@@ -14,6 +14,7 @@ from engine.cache.keys import root_key
 from engine.model.bounds import ResumeRules
 from engine.request import Sequence
 from engine.scheduler.admission import Admission, plan_admission
+from engine.scheduler.counts import Counts, SchedulerStatistics
 from engine.scheduler.kept import KeptKv, NothingKept
 from engine.scheduler.orders import Begin, CopyBlock, KeepBlock, LoadBlock, Order, ShowBlock, SwapOut
 from engine.scheduler.prefix import Path, extend_chain, known_path
@@ -56,34 +57,6 @@ class Plan:
     orders: list[Order] = field(default_factory=list[Order])
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStatistics:
-    """Counters since the start, but for `waiting` and `running`."""
-
-    waiting: int
-    running: int
-    preemptions: int
-    swapped: int  # of those, to host memory
-    forks: int  # that ran at once, on shared blocks
-    copied_blocks: int
-    loaded_blocks: int  # from host memory, into which disk loads first
-    exact_resumes: int  # behind kept windows
-    replayed_resumes: int  # behind windows that were run again
-    rebuilt: int  # whose entries were computed anew first
-
-
-@dataclass(slots=True)
-class _Counts:
-    preemptions: int = 0
-    swapped: int = 0
-    forks: int = 0
-    copied_blocks: int = 0
-    loaded_blocks: int = 0
-    exact_resumes: int = 0
-    replayed_resumes: int = 0
-    rebuilt: int = 0
-
-
 class Scheduler:
     """Not thread-safe: the engine's loop owns it."""
 
@@ -98,7 +71,7 @@ class Scheduler:
         self._kept: KeptKv = kept or NothingKept()
         self._slots = list(range(limits.max_sequences - 1, -1, -1))  # free ones
         self._orders: list[Order] = []
-        self._counts = _Counts()
+        self._counts = Counts()
         self._now_ns = 0
         self._rows: dict[Sequence, int] = {}  # of the step that is being scheduled
         self._budget = 0  # rows that it has left
@@ -213,12 +186,7 @@ class Scheduler:
         self.model, self.version = model, version
 
     def statistics(self) -> SchedulerStatistics:
-        c = self._counts
-        return SchedulerStatistics(
-            waiting=len(self.waiting), running=len(self.running), preemptions=c.preemptions,
-            swapped=c.swapped, forks=c.forks, copied_blocks=c.copied_blocks, loaded_blocks=c.loaded_blocks,
-            exact_resumes=c.exact_resumes, replayed_resumes=c.replayed_resumes, rebuilt=c.rebuilt,
-        )  # fmt: skip
+        return self._counts.statistics(len(self.waiting), len(self.running))
 
     def check_integrity(self) -> None:
         """Blocks and slots held equal those owned by running sequences; raises AssertionError."""
