@@ -1,10 +1,11 @@
 """Known attacks on sandboxes: which doors are shut, by what, and how it is shown that they are doors.
 
-`python -m bench.attacks [--json] [--quick] [--only WORD …]`. Every case of `bench/attack_cases` on both
-substrates, and those that cannot be expressed here with the reason. The value is the number of open doors
-and of cases that came out otherwise than expected; the target is none. `--quick` leaves out the long ones,
-`--only` runs cases whose name has one of the words. Exit code 1 when a door is open, a case failed, or
-something is left over.
+`python -m bench.attacks [--json] [--quick] [--only WORD …] [--user NAME]`. Every case of `bench/attack_cases`
+on both substrates, and those that cannot be expressed here with the reason. The value is the number of open
+doors and of cases that came out otherwise than expected; the target is none. `--quick` leaves out the long
+ones, `--only` runs cases whose name has one of the words. `--user` tries them as an ordinary user whom a
+helper serves, which root starts for that; what only root can make is "not here". Exit code 1 when a door is
+open, a case failed, or something is left over.
 
 A case whose control succeeded is shown: the attempt was a real one. Without a control it counts as not shown.
 A substrate whose programs this host does not have is "not here"; one that is here and does not work fails.
@@ -21,14 +22,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.attack_cases import ABSENT, CASES
+from bench.attack_cases import ABSENT, CASES, NOT_HELPED
 from bench.attack_cases.arena import Arena
 from bench.attack_cases.model import SUBSTRATES, Case, Substrate
 from bench.attack_cases.trial import FAULTS, Finding, Outcome, not_tried, run_case
+from bench.attack_cases.world import lend
+from bench.attack_user import run_as
 from bench.common import progress, run
 from protocol.errors import DockyardError
 from sandbox.audit import check_integrity
-from sandbox.errors import UnsupportedError
+from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.host_tree import remove_tree
 from sandbox.places import default_state_dir, default_toolkit
 from sandbox.substrates import find_substrate
@@ -96,21 +99,34 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--quick", action="store_true", help="without the long cases: two minutes")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cases whose name has one of these")
+    parser.add_argument("--user", metavar="NAME", help="as that ordinary user, whom root's helper serves")
+    parser.add_argument("--lent-world", metavar="FILE", type=Path, help=argparse.SUPPRESS)  # by --user
     options = parser.parse_args(arguments)
+    if options.user is not None:
+        flags = [name for name in ("json", "quick") if getattr(options, name)]
+        only = ["--only", *options.only] if options.only else []
+        try:
+            return run_as(options.user, [*(f"--{name}" for name in flags), *only])
+        except (InvalidArgument, UnsupportedError) as error:
+            parser.error(str(error))
+    if options.lent_world is not None:
+        lend(options.lent_world)
     words = options.only or [""]
     chosen = [
         case
         for case in CASES
         if any(word in case.key for word in words) and not (options.quick and case.soak)
     ]
-    state_dir = Path(tempfile.mkdtemp(prefix="dockyard-attacks-"))
+    # A helper serves one state directory at a time: the one that doors are looked for in by default.
+    lent = options.lent_world is not None
+    state_dir = default_state_dir() if lent else Path(tempfile.mkdtemp(prefix="dockyard-attacks-"))
     try:
         findings = list(run_all(chosen, state_dir, default_toolkit(default_state_dir())))
         leftovers = [f"{each.kind} {each.name}" for each in check_integrity(state_dir).leftovers]
     finally:
         remove_tree(state_dir)
     if not options.only:
-        findings += [not_tried(each) for each in ABSENT]
+        findings += [not_tried(each) for each in (*ABSENT, *(NOT_HELPED if os.geteuid() != 0 else ()))]
     found = report(findings, leftovers)
     summary = {name: found[name] for name in ("value", "shown", "not_shown", "not_here", "leftovers")}
     sys.stdout.write(json.dumps(found) + "\n" if options.json else f"{table(findings)}\n\n{summary}\n")

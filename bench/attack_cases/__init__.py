@@ -42,6 +42,13 @@ ABSENT: tuple[Absent, ...] = (
     Absent(96, "later commits in a task's repository", "images hold no repositories yet"),
     Absent(104, "orders to a judge in what is printed", "no judge reads output here: tests decide"),
 )
+_ROOTS = "the helper gives none: only root's sandboxes have it"
+NOT_HELPED: tuple[Absent, ...] = (
+    Absent(43, "more files and bytes than a layer on disk holds", _ROOTS),
+    Absent(32, "doors that AppArmor holds: protected and hidden places", _ROOTS),
+    Absent(20, "doors that the guard at the kernel's hooks holds", _ROOTS),
+)
+"""What an ordinary user cannot express, with a helper or without."""
 NUMBERS: frozenset[int] = frozenset(
     (*range(1, 4), *range(5, 8), *range(9, 15), *range(16, 19), 20, 21, 23, 24, 26, *range(28, 31),
     *range(32, 36),

@@ -1,6 +1,7 @@
 """Where attacks take place: sandboxes of one substrate, a neighbour whose life must go on, and the guard for
 what is tried outside."""
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Generator
@@ -11,16 +12,12 @@ from types import TracebackType
 from typing import Self
 
 from bench.attack_cases import guard
-from bench.attack_cases.model import Attack, Box, Identity, Probe, Seen, Substrate
+from bench.attack_cases.model import Attack, Box, Identity, Probe, Seen, Substrate, Unguarded
 from bench.attack_cases.neighbour import Neighbour
 from bench.attack_cases.programs import command, judge, read_found
 from bench.attack_cases.world import World
 from protocol.errors import DockyardError
 from sandbox import Sandbox
-
-
-class Unguarded(Exception):
-    """Nothing can be tried outside here; the message says why."""
 
 
 class Arena:
@@ -134,8 +131,13 @@ def without(probe: Probe, protections: frozenset[str]) -> Probe:
 
 
 def attempt(attack: Attack, arena: Arena) -> Seen:
-    """A sandbox that ended, or an operation that was refused, is what was said."""
+    """A sandbox that ended, or an operation that was refused, is what was said. Unguarded for what looks at
+    the host in ways that are root's."""
     try:
         return arena.inside(attack) if isinstance(attack, Probe) else attack(arena)
+    except PermissionError as error:
+        if os.geteuid() == 0:
+            raise
+        raise Unguarded(f"needs root: {error.filename or error} is not this user's to look at") from error
     except DockyardError as error:
         return Seen(False, type(error).__name__)

@@ -26,6 +26,7 @@ from bench.attack_cases.world import (
     OTHER,
     PRIVATE,
     missing,
+    missing_own,
 )
 from sandbox import Policy, Sandbox
 from sandbox.egress import links, service
@@ -130,7 +131,7 @@ def _flows(*, tracked: bool) -> Deed:
 
 
 def _no_tracking() -> str:
-    return missing() or tracking.missing()
+    return missing_own() or tracking.missing()
 
 
 def _without_programs(arena: Arena) -> Seen:
@@ -208,10 +209,11 @@ CASES: tuple[Case, ...] = (
     Case(90, "egress-announcements", "ARP, neighbour discovery and DHCP, by whoever can send frames",
          lambda arena: announced(arena, _box()), frozenset({"nothing was believed"}),
          "the fence on the link, which passes TCP and UDP from the sandbox's own addresses alone",
-         Shown(announced_unfenced, "by a link without its fence"), needs=missing),
+         Shown(announced_unfenced, "by a link without its fence"), needs=missing_own),
     Case(87, "egress-not-there", "rules that this host cannot enforce", _without_programs,
          frozenset({"UnsupportedError"}), "a sandbox is refused, not weakened",
-         Shown(lambda arena: arena.inside(_probe("reach", HOST, "80")), "on a host that can"), needs=missing),
+         Shown(lambda arena: arena.inside(_probe("reach", HOST, "80")), "on a host that can"),
+         needs=missing_own),
     Case(87, "egress-map-full", "rules that the kernel has no room for", _full_map,
          frozenset({"CapacityError"}), "a sandbox is refused, not weakened",
          Shown(lambda arena: arena.inside(_probe("reach", HOST, "80")), "with room for them"), needs=missing),

@@ -10,7 +10,9 @@ from bench.attack_cases.arena import Arena
 from bench.attack_cases.model import Box, Case, Deed, Instead, Outside, Probe, Raised, Seen, Shown
 from bench.attack_cases.programs import command, judge
 from sandbox import Policy, Sandbox, cgroups
+from sandbox.helper import hierarchies_of
 from sandbox.journal import Journal
+from sandbox.places import default_state_dir
 
 KIB, MIB = 1 << 10, 1 << 20
 CAP_BYTES = 64 * KIB
@@ -29,7 +31,7 @@ _PATIENT = Policy(timeout_s=60.0, output_bytes=CAP_BYTES, output_total_bytes=409
 
 def needs_cgroups() -> str:
     """Why limits on processes, memory and CPU cannot be tried; empty where they can."""
-    lacking = {"memory", "pids", "cpu"} - cgroups.enforceable(cgroups.find_hierarchies())
+    lacking = {"memory", "pids", "cpu"} - cgroups.enforceable(hierarchies_of(default_state_dir()))
     return f"no cgroup limits {' and '.join(sorted(lacking))} here" if lacking else ""
 
 
@@ -232,7 +234,7 @@ def _running_commands(arena: Arena) -> Seen:
 
 
 def _group(arena: Arena, box: Sandbox, controller: cgroups.Controller) -> Path:
-    groups = cgroups.plan_groups(cgroups.find_hierarchies(), cgroups.state_key(arena.state_dir), box.id)
+    groups = cgroups.plan_groups(hierarchies_of(arena.state_dir), cgroups.state_key(arena.state_dir), box.id)
     return next(each.path for each in groups if controller in each.hierarchy.controllers)
 
 

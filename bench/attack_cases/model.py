@@ -18,6 +18,10 @@ Effect = Literal["denied", "contained"]
 Identity = Literal["user", "root", "namespace"]
 
 
+class Unguarded(Exception):
+    """Nothing can be tried outside here; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What one attempt came to. `said`: what it achieved, or what stopped it, an errno or a reason."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
-from bench.attack_cases.arena import Arena, Unguarded, attempt, without
+from bench.attack_cases.arena import Arena, attempt, without
 from bench.attack_cases.model import (
     Absent,
     Apart,
@@ -19,6 +19,7 @@ from bench.attack_cases.model import (
     Seen,
     Shown,
     Substrate,
+    Unguarded,
     Without,
 )
 from sandbox.guard.node import shared_guard
@@ -54,8 +55,11 @@ def run_case(case: Case, arena: Arena) -> Finding:
     """Seconds at most. AssertionError where the neighbour was not well meanwhile, or is not afterwards."""
     if (reason := case.needs() if case.needs is not None else "") != "":
         return _finding(case, arena, "not here", reason, _NOT_TRIED)
-    with arena.beside.at_work():
-        seen = attempt(case.attack, arena)
+    try:
+        with arena.beside.at_work():
+            seen = attempt(case.attack, arena)
+    except Unguarded as error:  # what is tried takes something of the host's
+        return _finding(case, arena, "not here", str(error), _NOT_TRIED)
     if seen.opened or seen.said not in case.shut:
         return _finding(case, arena, "open" if seen.opened else "failed", seen.said, _NOT_TRIED)
     return _shown_by_control(case, arena, seen.said)

@@ -4,15 +4,19 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from bench.attack_cases.model import Unguarded
 from bench.attack_cases.programs import program
 from sandbox.egress import links
+from sandbox.egress.helped import HelpedEgress, Uplink
 from sandbox.egress.service import Egress, check
 from sandbox.errors import SandboxError
+from sandbox.helper import shared_helper
 
 # Addresses for documentation and the like: nobody's.
 HOST, OTHER, HOST_6, PRIVATE = "198.51.100.7", "198.51.100.8", "2001:db8::7", "10.11.12.13"
@@ -29,35 +33,66 @@ _VERSION_4 = (HOST, OTHER, PRIVATE, METADATA, NAMESERVER[0])
 _VERSION_6 = (HOST_6, NAT64_OTHER)
 
 
+_lent: list[Path] = []
+
+
+def lend(asked: Path) -> None:
+    """From now on the world is one that root has made and put this user's helper in: names that its name
+    server is asked for are added to this file."""
+    _lent[:] = [asked]
+
+
 def missing() -> str:
     """Why there is no networked sandbox here, empty where there is."""
     try:
-        check()
+        if not _lent:
+            check()
     except SandboxError as error:
         return str(error)
     return ""
 
 
+def missing_own() -> str:
+    """The same for what takes a world of this process's own."""
+    return "the world, and what enforces its rules, are root's" if _lent else missing()
+
+
+@contextmanager
+def served(asked: Path) -> Generator[int]:
+    """A namespace with the servers, until the block ends."""
+    with ExitStack() as stack:
+        namespace = links.new_namespace()
+        stack.callback(os.close, namespace)
+        own = [f"address add {each}/32 dev lo" for each in _VERSION_4]
+        own += [f"address add {each}/128 dev lo nodad" for each in _VERSION_6]
+        links.configure(namespace, ["link set lo up", *own])
+        links.run_in(namespace, _forward)
+        stack.callback(_end, links.run_in(namespace, lambda: _serve(asked)))
+        yield namespace
+
+
 class World:
     """Made with `with`. `egress` connects sandboxes to it."""
 
-    egress: Egress
+    egress: Uplink
 
     def __init__(self, state_dir: Path, asked: Path) -> None:
         """Names that its name server is asked for are added to the file `asked`."""
-        self._state_dir, self._asked = state_dir, asked
+        self._state_dir, self._asked = state_dir, _lent[0] if _lent else asked
         self._stack = ExitStack()
+        self._namespace: int | None = None
+        self._num_before = 0
 
     def __enter__(self) -> Self:
-        self.namespace = links.new_namespace()
-        path = Path(f"/proc/self/fd/{self.namespace}")
-        self._stack.callback(os.close, self.namespace)
-        own = [f"address add {each}/32 dev lo" for each in _VERSION_4]
-        own += [f"address add {each}/128 dev lo nodad" for each in _VERSION_6]
-        links.configure(self.namespace, ["link set lo up", *own])
-        links.run_in(self.namespace, _forward)
-        self._stack.callback(self._end, links.run_in(self.namespace, self._serve))
-        self.egress = Egress(self._state_dir, uplink=path, nameserver=NAMESERVER, num_spare=0)
+        self._num_before = len(self._names())  # of an arena before this one, of the same world
+        if _lent:
+            helper = shared_helper(self._state_dir)
+            assert helper is not None, "a world is lent with a helper"
+            self.egress = HelpedEgress(helper, nameserver=NAMESERVER)
+        else:
+            self._namespace = self._stack.enter_context(served(self._asked))
+            place = Path(f"/proc/self/fd/{self._namespace}")
+            self.egress = Egress(self._state_dir, uplink=place, nameserver=NAMESERVER, num_spare=0)
         self._stack.callback(self.egress.close)
         return self
 
@@ -67,27 +102,38 @@ class World:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        left = self.egress.num_entries()
+        left = self.egress.num_entries() if isinstance(self.egress, Egress) else 0
         self._stack.close()
         assert left == 0, f"{left} rules of sandboxes that are gone are still in the kernel's maps"
 
+    @property
+    def namespace(self) -> int:
+        """Unguarded where it is root's."""
+        if self._namespace is None:
+            raise Unguarded("needs root, whose the world is")
+        return self._namespace
+
     def asked(self) -> list[str]:
         """Names that the name server was asked for, in their order."""
+        return self._names()[self._num_before :]
+
+    def _names(self) -> list[str]:
         return self._asked.read_text().split() if self._asked.exists() else []
 
-    def _serve(self) -> "subprocess.Popen[str]":
-        words = ["serve", json.dumps(NAMES), NAMESERVER[0], str(self._asked)]
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-c", program("world"), *words], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        return process
 
-    @staticmethod
-    def _end(process: "subprocess.Popen[str]") -> None:
-        process.kill()
-        process.communicate()
+def _serve(asked: Path) -> "subprocess.Popen[str]":
+    words = ["serve", json.dumps(NAMES), NAMESERVER[0], str(asked)]
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", program("world"), *words], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    process.communicate()
 
 
 def _forward() -> None:

@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -151,4 +152,19 @@ def _serve(host: str, port: int) -> socket.socket:
     place = (f"{host}/128", "dev", "lo", "nodad") if ":" in host else (f"{host}/32", "dev", "lo")
     for words in (("link", "set", "lo", "up"), ("addr", "add", *place)):
         subprocess.run(["ip", *words], check=True, capture_output=True)
-    return socket.create_server((host, port), family=family)
+    server = socket.create_server((host, port), family=family)
+    _wait_for_route(family, host)
+    return server
+
+
+def _wait_for_route(family: socket.AddressFamily, host: str) -> None:
+    """The kernel makes the one of an IPv6 address a moment after the address."""
+    give_up = time.monotonic() + 5
+    while True:
+        with socket.socket(family, socket.SOCK_DGRAM) as one:
+            try:
+                return one.connect((host, 9))
+            except OSError:
+                if time.monotonic() > give_up:
+                    raise
+        time.sleep(0.01)
