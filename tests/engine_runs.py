@@ -1,20 +1,59 @@
-"""Runs of an engine to the end, with its books checked after every step."""
+"""Engines of small models, and runs to the end with their books checked after every step."""
 
-from collections.abc import Iterable
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from tiny_gguf import TOKENS
 
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.handoff import Handoff
 from engine.request import FinishReason, Request
 
+GOLDEN = Path(__file__).parent / "data" / "v41_golden" / "b"
+IDS: list[int] = json.loads((GOLDEN / "ids.json").read_text())
+KINDS = ("llama", "replay", "whole")  # of models: DeepSeek's with replay and without
 Outputs = dict[str, tuple[int, ...]]
+Make = Callable[..., Engine]
 
 
 def small_engine(model: Path, **settings: object) -> Engine:
     """One thread and a small cache: tests run side by side on few cores."""
     values = {"model": str(model), "threads": 1, "kv_cache_bytes": 8 << 20, **settings}
     return Engine(EngineConfig.model_validate(values))
+
+
+@contextmanager
+def engines_of(kind: str, tiny_model: Path) -> Iterator[Make]:
+    """Makes engines of one of `KINDS`; at the end they are closed, and their books looked at once more."""
+    made: list[Engine] = []
+
+    def engine(**settings: object) -> Engine:
+        if kind == "llama":
+            made.append(small_engine(tiny_model, operations="c", **settings))
+        else:
+            cache = {"kv_cache_bytes": 1 << 20, "replay": kind == "replay"}
+            made.append(small_engine(GOLDEN, **{**cache, **settings}))
+        return made[-1]
+
+    yield engine
+    for one in made:
+        one.close()
+        one.check_integrity()
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    """Ids that the models of all kinds have; equal seeds share their start."""
+    return tuple(random.Random(seed).choices(range(3, min(len(TOKENS), max(IDS))), k=length))
+
+
+def forget_device(engine: Engine) -> None:
+    """Evict every block that nobody holds."""
+    blocks = engine.pool.allocate(engine.pool.num_available)
+    engine.pool.release(blocks)
 
 
 def finish(engine: Engine, requests: Iterable[Request] = ()) -> Outputs:

@@ -1,44 +1,22 @@
 """Hand-offs of one prompt share its blocks on the decode worker, and so do those that are swapped back in."""
 
-import json
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_runs import drain, finish, small_engine
-from tiny_gguf import TOKENS
+from engine_runs import KINDS, Make, drain, engines_of, finish, prompt
 
 from engine import Engine, Request, SamplingParams
 from engine.handoff import Handoff
 
-GOLDEN = Path(__file__).parents[2] / "data" / "v41_golden" / "b"
-IDS: list[int] = json.loads((GOLDEN / "ids.json").read_text())
 SAMPLED = SamplingParams(max_tokens=12, temperature=1.0, seed=3, ignore_eos=True)
-Make = Callable[..., Engine]
 Choices = dict[tuple[str, int], tuple[int, ...]]
 
 
-@pytest.fixture(params=["llama", "replay", "whole"])
+@pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, tiny_model: Path, cpu_library: Path) -> Iterator[Make]:
-    made: list[Engine] = []
-
-    def engine(**settings: object) -> Engine:
-        if request.param == "llama":
-            made.append(small_engine(tiny_model, operations="c", **settings))
-        else:
-            cache = {"kv_cache_bytes": 1 << 20, "replay": request.param == "replay"}
-            made.append(small_engine(GOLDEN, **{**cache, **settings}))
-        return made[-1]
-
-    yield engine
-    for one in made:
-        one.close()
-        one.check_integrity()
-
-
-def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
-    return tuple(random.Random(seed).choices(range(3, min(len(TOKENS), max(IDS))), k=length))
+    with engines_of(request.param, tiny_model) as made:
+        yield made
 
 
 def handed_over(prefill: Engine, request: Request) -> tuple[list[Handoff], Choices]:

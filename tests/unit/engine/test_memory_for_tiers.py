@@ -1,38 +1,23 @@
 """KV that there is no memory to bring to the device is computed again, to the same tokens."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import Outputs, finish, finish_disaggregated, small_engine
+from engine_runs import KINDS, Make, Outputs, engines_of, finish, finish_disaggregated, forget_device
 
 from engine import Engine, Request, SamplingParams
 from engine.errors import Overloaded
 
-GOLDEN = Path(__file__).parents[2] / "data" / "v41_golden" / "b"
-IDS: list[int] = json.loads((GOLDEN / "ids.json").read_text())
 NEW = SamplingParams(max_tokens=6, ignore_eos=True)
 HOST = {"host_bytes": 8 << 20}
-Make = Callable[..., Engine]
 
 
-@pytest.fixture(params=["llama", "replay", "whole"])
+@pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, tiny_model: Path, cpu_library: Path) -> Iterator[Make]:
-    made: list[Engine] = []
-
-    def engine(**settings: object) -> Engine:
-        if request.param == "llama":
-            made.append(small_engine(tiny_model, **settings))
-        else:
-            cache = {"kv_cache_bytes": 1 << 20, "replay": request.param == "replay"}
-            made.append(small_engine(GOLDEN, **{**cache, **settings}))
-        return made[-1]
-
-    yield engine
-    for one in made:
-        one.close()
+    with engines_of(request.param, tiny_model) as made:
+        yield made
 
 
 def prompt(start: int, length: int = 90) -> tuple[int, ...]:
@@ -93,7 +78,7 @@ def test_blocks_without_memory_are_computed_again(
     def with_prefix_in_host_memory() -> Engine:
         engine = make(tiers={**HOST, "window_bytes": 0, "policy": policy})
         finish(engine, [Request("first", prompt(0), NEW)])
-        engine.pool.release(engine.pool.allocate(engine.pool.num_available))
+        forget_device(engine)
         engine.step()  # carries out what eviction has ordered
         return engine
 
