@@ -112,16 +112,24 @@ def enter(namespace: int | None) -> None:
         raise OSError(number, f"enter a network namespace: {os.strerror(number)}")
 
 
-def make_link(uplink: int, state: str, watch: Callable[[int], None]) -> Link:
+def make_link(uplink: int, state: str, watch: Callable[[int], None], last: int | None = None) -> Link:
     """A fresh namespace and veth, labelled for an audit with the state directory's key and this process.
-    `watch` gets the host end's ifindex, in the uplink's namespace, before the
-    sandbox's end exists for anyone. CapacityError when no address is free, OSError when the
-    kernel refuses; leaves nothing then. Blocks for some milliseconds."""
+    `watch` gets the host end's ifindex, in the uplink's namespace, before the sandbox's end exists for
+    anyone. `last` is the ifindex of the host end before this one, whose route to groups (multicast) goes: the
+    kernel looks through those of all links at each that begins to carry. CapacityError when no address is
+    free, OSError when the kernel refuses; leaves nothing then. Blocks for some milliseconds."""
+
+    def begin(ifindex: int) -> None:
+        watch(ifindex)
+        if last is not None:
+            with suppress(OSError):  # it is gone, or does not carry yet: then its route stays
+                rtnetlink.carry_out([rtnetlink.remove_groups(last)])
+
     for _ in range(_ATTEMPTS):
         number = secrets.randbelow(POOL_4.num_addresses - 2) + 1
         namespace = new_namespace()
         try:
-            return _connect(uplink, namespace, number, state, watch)
+            return _connect(uplink, namespace, number, state, begin)
         except FileExistsError:
             os.close(namespace)
         except BaseException:

@@ -73,7 +73,8 @@ class Egress:
         self.clock: Clock = clock or SystemClock()
         self._lock = threading.Lock()  # guards what follows
         self._connections: dict[int, Connection] = {}
-        state = cgroups.state_key(state_dir)
+        self._state = cgroups.state_key(state_dir)
+        self._last: int | None = None  # ifindex of the link that was made last
         with ExitStack() as on_failure:
             self._uplink = links.open_namespace(uplink)
             on_failure.callback(os.close, self._uplink)
@@ -94,9 +95,7 @@ class Egress:
             self.resolver.watch(self.fence.log_fileno(), self.fence.drain)
             self.resolver.watch(self._addresses.fileno(), self._on_new_addresses)
             on_failure.pop_all()
-        self._pool = Pool(
-            lambda: links.make_link(self._uplink, state, self.fence.watch_link), self._discard, num_spare
-        )
+        self._pool = Pool(self._make_link, self._discard, num_spare)
         self._pool.fill()
 
     def connect(self, name: str, group: Path, network: Network) -> Connection:
@@ -162,6 +161,11 @@ class Egress:
                 "sandboxes reach nothing any more, since this machine's addresses are unknown: %s", error
             )
             self.fence.shut()
+
+    def _make_link(self) -> links.Link:
+        link = links.make_link(self._uplink, self._state, self.fence.watch_link, self._last)
+        self._last = link.ifindex
+        return link
 
     def _discard(self, link: links.Link) -> None:
         links.remove_link(self._uplink, link)

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,29 @@ def test_a_link_is_as_ip_makes_it(namespaces: Callable[[], int], monkeypatch: py
         links.remove_link(ours, link)
     assert links.host_ends(ours) == ()
     links.remove_link(ours, link)  # again
+
+
+def groups_behind(uplink: int) -> set[str]:
+    """The host ends that have a route to all groups (multicast) of version 6."""
+    words = ["ip", "-6", "-json", "route", "show", "table", "local", "ff00::/8"]
+    done = links.run_in(uplink, lambda: subprocess.run(words, capture_output=True, text=True, check=True))
+    return {each["dev"] for each in json.loads(done.stdout or "[]")}
+
+
+def test_only_the_last_link_has_a_route_to_groups(namespaces: Callable[[], int]) -> None:
+    """At each that comes up, the kernel goes through those of all."""
+    uplink = namespaces()
+    first = links.make_link(uplink, "test", lambda _: None)
+    give_up_s = time.monotonic() + 30.0
+    while groups_behind(uplink) != {first.name}:  # once it carries
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    second = links.make_link(uplink, "test", lambda _: None, first.ifindex)
+    assert groups_behind(uplink) <= {second.name}
+    links.remove_link(uplink, first)
+    third = links.make_link(uplink, "test", lambda _: None, first.ifindex)  # it is gone: no matter
+    for each in (second, third):
+        links.remove_link(uplink, each)
 
 
 def test_an_address_that_is_taken_is_found_and_nothing_is_left(
