@@ -112,8 +112,12 @@ class BlockPool:
             if self._references[block] == 0:
                 self._free(block)
 
-    def forget(self) -> None:
-        """No content is known any more: the weights have changed, say. Held blocks stay held."""
+    def forget(self, *, everywhere: bool = True) -> None:
+        """No content is known any more: the weights have changed, say. Held blocks stay held.
+
+        `everywhere`: what is kept outside the device goes too, as far as events tell.
+        """
+        known = list(self._by_key)
         self._blank += reversed(self._cached)
         self._cached.clear()
         self._leaves.clear()
@@ -121,8 +125,10 @@ class BlockPool:
         self._children.clear()
         self._keys = [None] * len(self._keys)
         self._parents = [None] * len(self._keys)
-        if self._events is not None:
+        if self._events is not None and everywhere:
             self._events.cleared()
+        elif self._events is not None:
+            self._events.removed(known[::-1], "GPU")
 
     def statistics(self) -> PoolStatistics:
         total, cached, blank = len(self._references), len(self._cached), len(self._blank)

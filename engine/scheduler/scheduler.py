@@ -171,7 +171,7 @@ class Scheduler:
         """What some of these go on from is not there: all are computed again, no block is known any more."""
         for sequence in [each for each in sequences if each in self.running]:
             self._preempt(sequence, swap=False)
-        self._pool.forget()
+        self._pool.forget(everywhere=False)
 
     def renew(self, model: str, version: str) -> None:
         """The weights have changed: nothing that is cached fits any more, and what runs is computed again."""

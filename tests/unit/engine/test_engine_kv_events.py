@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
-from engine_runs import finish, forget_device, prompt, small_engine
+import pytest
+from engine_runs import drain, finish, forget_device, prompt, small_engine
 
 from engine import Engine, Request, SamplingParams
+from protocol.handoff import KvPayload
 from protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
 NEW = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -76,3 +78,28 @@ def added_up(engine: Engine) -> dict[str, set[bytes]]:
                 case AllBlocksCleared():
                     held = {medium: set() for medium in held}
     return held
+
+
+def test_what_the_device_alone_forgets_is_elsewhere_still(
+    tiny_model: Path, cpu_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was no memory for a block that was to come: the device's may hold anything."""
+    engine = small_engine(tiny_model, kv_events=True, block_tokens=16, tiers=HOST)
+    finish(engine, [Request("r", prompt(100), NEW)])
+    forget_device(engine)
+    kept, import_block = added_up(engine)["CPU"], engine.state.import_block
+
+    def short(block: int, payload: KvPayload) -> None:
+        monkeypatch.setattr(engine.state, "import_block", import_block)
+        raise MemoryError
+
+    monkeypatch.setattr(engine.state, "import_block", short)
+    engine.add(Request("again", prompt(100), NEW))
+    assert engine.step().num_rows == 0
+    held = added_up(engine)
+    assert held["GPU"] == set()
+    assert len(kept - held["CPU"]) == 1, "the one that could not be taken"
+    drain(engine)
+    engine.check_integrity()
+    assert added_up(engine)["GPU"] >= kept
+    engine.close()
