@@ -4,6 +4,7 @@ him."""
 import importlib.metadata
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -113,3 +114,20 @@ def user(toolkit: Path) -> Iterator[User]:
         path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
     yield User(root)
     shutil.rmtree(root)
+
+
+BEGIN = r"""
+import json, os, sys
+from pathlib import Path
+from sandbox import Policy, Sandbox
+from sandbox.audit import check_integrity
+state, toolkit = Path(sys.argv[1]), sys.argv[2]
+"""
+
+
+def said(process: "subprocess.Popen[str]") -> Any:
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], 30)[0], "it says nothing"
+    line = process.stdout.readline()
+    assert line, "it has ended"
+    return json.loads(line)

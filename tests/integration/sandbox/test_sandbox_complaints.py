@@ -8,7 +8,7 @@ Those that other files hold, in the words of the complaint:
 - a failed create leaves directories: test_a_refused_create_leaves_nothing and its neighbours;
 - prompts, quotes, heredocs and terminals mangle output: test_sandbox_torture.py, test_sandbox_sessions.py;
 - output limits keep everything, or nothing: test_output_beyond_the_cap_keeps_head_and_tail, torture;
-- a failed snapshot passes for one, or its sandbox ends meanwhile: test_sandbox_snapshots.py;
+- a failed snapshot passes for one, or its sandbox ends meanwhile: test_sandbox_snapshot_refusals.py;
 - HTTP is denied and DNS carries it out: test_other_names_are_never_asked_for;
 - a host of an error while writing rules is open: test_a_program_that_cannot_be_attached_refuses_the_sandbox;
 - rules that cannot be written, or find no room, are silently no rules: test_sandbox_full_maps.py, attack 87;

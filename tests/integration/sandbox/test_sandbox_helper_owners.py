@@ -1,0 +1,194 @@
+"""Owners, helpers and their sandboxes that come and go: nothing stays of any, and the rest goes on."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ordinary_user import BEGIN, NOBODY, User, groups_of_user, said, user
+from sandbox_internet import HOST, Internet, wait_until
+
+from sandbox.processes import find_process
+
+__all__ = ["user"]  # a fixture
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root runs the helper")
+
+
+OWNER = (
+    BEGIN
+    + r"""
+from sandbox.policy.presets import agent
+options = {"state_dir": Path(sys.argv[3]), "toolkit": toolkit, "substrate": sys.argv[4]}
+if len(sys.argv) > 5:
+    options["policy"] = agent(f"{sys.argv[5]}:80")
+box = Sandbox.create(**options)
+box.commands.start("sleep 1000")
+print(json.dumps([box.id, box._made.launched.init_pid]), flush=True)
+for line in sys.stdin:
+    print(json.dumps(box.commands.run("echo here").stdout.strip()), flush=True)
+"""
+)
+
+
+def test_nothing_stays_of_an_owner_that_was_killed(user: User, internet: Internet):
+    with (
+        user.helped(inside=internet),
+        user.start(OWNER, user.state, "container", HOST, inside=internet) as owner,
+    ):
+        _, init = said(owner)
+        assert len(groups_of_user()) >= 4
+        assert internet.devices() != ["lo"]
+        owner.send_signal(signal.SIGKILL)
+        wait_until(lambda: find_process(init) is None)
+        wait_until(lambda: groups_of_user() == [])
+        wait_until(lambda: internet.devices() == ["lo"])
+
+
+def test_two_owners_do_not_get_in_each_others_way(user: User):
+    """Of one state directory and of another; one of them is killed."""
+    with (
+        user.helped(),
+        user.start(OWNER, user.state, "container") as first,
+        user.start(OWNER, user.state, "function") as second,
+        user.start(OWNER, user.home / "other", "container") as third,
+    ):
+        ids = [said(each)[0] for each in (first, second, third)]
+        assert len(set(ids)) == 3
+        first.kill()
+        wait_until(lambda: not list(Path("/sys/fs/cgroup").glob(f"*/dockyard/u{NOBODY}x*/{ids[0]}")))
+        for each in (second, third):
+            assert each.stdin is not None
+            each.stdin.write("\n")
+            each.stdin.flush()
+            assert said(each) == "here"
+    assert groups_of_user() == []
+
+
+def test_sandboxes_end_with_the_helper(user: User):
+    """Whose ids are nobody's to give any more."""
+    with user.helped() as helper, user.start(OWNER, user.state, "container") as owner:
+        _, init = said(owner)
+        helper.terminate()
+        wait_until(lambda: find_process(init) is None)
+        assert helper.wait() == 0
+        assert groups_of_user() == []
+
+
+def test_a_helper_that_was_killed_leaves_nothing_to_the_next(user: User):
+    with user.helped(ends_well=False) as helper, user.start(OWNER, user.state, "container") as owner:
+        _, init = said(owner)
+        helper.kill()
+        helper.wait()
+        assert find_process(init) is not None
+        user.socket.unlink()
+        with user.helped():
+            wait_until(lambda: groups_of_user() == [])
+            wait_until(lambda: find_process(init) is None)
+
+
+CYCLES = (
+    BEGIN
+    + r"""
+from sandbox.policy.presets import agent
+host = sys.argv[3]
+def cycle():
+    for options in ({"substrate": "container"}, {"policy": agent(f"{host}:80")}):
+        with Sandbox.create(state_dir=state, toolkit=toolkit, **options) as box:
+            assert box.commands.run(["/usr/bin/true"]).ok
+def count():
+    return len(os.listdir("/proc/self/fd"))
+print(json.dumps(1), flush=True)
+for line in sys.stdin:
+    for _ in range(int(line)):
+        cycle()
+    print(json.dumps(count()), flush=True)
+"""
+)
+
+
+def test_sandboxes_that_come_and_go_leave_nothing_with_the_helper(user: User, internet: Internet):
+    with user.helped(inside=internet) as helper, user.start(CYCLES, HOST, inside=internet) as owner:
+        assert owner.stdin is not None
+        said(owner)
+        seen: list[object] = []
+        for count in (2, 15):
+            owner.stdin.write(f"{count}\n")
+            owner.stdin.flush()
+            counted = said(owner)
+            files = len(list(Path(f"/proc/{helper.pid}/fd").iterdir()))
+            seen.append((counted, files))
+            assert list(Path("/sys/fs/cgroup").glob(f"*/dockyard/u{NOBODY}x*/*/")) == []
+            assert internet.devices() == ["lo"]
+        assert seen[0] == seen[1]
+
+
+def test_a_paused_sandbox_goes_with_its_owner(user: User):
+    """Which a paused one of root's does not before a sweep: it cannot notice."""
+    script = OWNER.replace("print(json.dumps([", "box.pause()\nprint(json.dumps([")
+    with user.helped(), user.start(script, user.state, "container") as owner:
+        _, init = said(owner)
+        owner.kill()
+        wait_until(lambda: find_process(init) is None)
+        wait_until(lambda: groups_of_user() == [])
+
+
+LOOP = (
+    BEGIN
+    + r"""
+print(json.dumps(1), flush=True)
+for line in sys.stdin:
+    with Sandbox.create(state_dir=state, toolkit=toolkit) as box:
+        assert box.commands.run(["/usr/bin/true"]).ok
+        print(json.dumps([text.split()[0] for text in box.info.limits.degraded]), flush=True)
+"""
+)
+
+
+def test_an_owner_goes_on_without_the_helper_and_with_the_next(user: User):
+    """And is told each time what its sandboxes lack."""
+
+    def degraded() -> Any:
+        assert owner.stdin is not None
+        owner.stdin.write("\n")
+        owner.stdin.flush()
+        return said(owner)
+
+    with user.start(LOOP) as owner:
+        said(owner)
+        for _ in range(2):
+            assert degraded() == ["cpu", "memory"]
+            with user.helped():
+                assert degraded() == []
+        assert degraded() == ["cpu", "memory"]
+
+
+COMERS = (
+    BEGIN
+    + r"""
+import threading
+from sandbox.policy.presets import agent
+host = sys.argv[3]
+print(json.dumps(1), flush=True)
+for line in sys.stdin:
+    with Sandbox.create(policy=agent(f"{host}:80"), state_dir=state, toolkit=toolkit) as box:
+        assert box.commands.run(["/usr/bin/true"]).ok
+        resolvers = [each.name for each in threading.enumerate()].count("resolver")
+        print(json.dumps([resolvers, len(os.listdir("/proc/self/fd"))]), flush=True)
+"""
+)
+
+
+def test_helpers_that_come_and_go_leave_nothing_with_the_owner(user: User, internet: Internet):
+    """Neither a thread nor descriptors for each that has been."""
+    seen: list[object] = []
+    with user.start(COMERS, HOST, inside=internet) as owner:
+        said(owner)
+        assert owner.stdin is not None
+        for _ in range(3):
+            with user.helped(inside=internet):
+                owner.stdin.write("\n")
+                owner.stdin.flush()
+                seen.append(said(owner))
+    assert seen[0] == seen[1] == seen[2]

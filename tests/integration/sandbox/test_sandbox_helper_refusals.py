@@ -1,0 +1,202 @@
+"""What the helper that root runs for an ordinary user refuses, and what it is made of."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from ordinary_user import NOBODY, User, groups_of_user, said, user
+from sandbox_internet import wait_until
+
+from sandbox.helper_start import PROGRAM
+from sandbox.processes import find_process
+
+__all__ = ["user"]  # a fixture
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root runs the helper")
+
+
+CALLER = r"""
+import json, os, socket, sys
+one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+one.connect(os.environ["DOCKYARD_HELPER"])
+uid = os.getuid()
+own, sandbox = f"u{uid}x0123456789ab", "sbx-1"
+def ask(record, *fds):
+    data = record if isinstance(record, bytes) else json.dumps(record).encode()
+    socket.send_fds(one, [data], list(fds))
+    reply, given, _, _ = socket.recv_fds(one, 4096, 8)
+    for fd in given:
+        os.close(fd)
+    return json.loads(reply).get("refused", "done")
+def process(pid):
+    return os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY)
+seen = {}
+"""
+
+
+REFUSED = (
+    CALLER
+    + r"""
+seen["before"] = ask({"adopt": sandbox}, process(os.getpid()))
+for name in ("u0x0123456789ab", f"u{uid}x0123", "../" + own, own + "/x", "", "u1x0123456789ab\n"):
+    seen["state " + name] = ask({"open": name})
+seen["own"] = ask({"open": own})
+seen["again"] = ask({"open": own})
+seen["another"] = ask({"open": f"u{uid}x0123456789ac"})
+for name in ("../../x", "sbx-1/..", "sbx-" + "a" * 40, "sbx-\u00e9", ".", "sbx-1\n"):
+    seen["sandbox " + name] = ask({"adopt": name}, process(os.getpid()))
+garbage = {
+    "bytes": os.urandom(200), "text": b"hello", "list": b"[1, 2]", "number": {"open": 1}, "nothing": {},
+    "two": {"open": own, "adopt": sandbox}, "verb": {"delete": sandbox}, "long": b" " * 600 + b"{}",
+    "huge": {"open": "x" * 100_000}, "deep": b"[" * 500, "nul": {"open": own + "\0"}, "null": b"null",
+}
+for name, record in garbage.items():
+    seen[name] = ask(record)
+seen["no process"] = ask({"adopt": sandbox})
+seen["two processes"] = ask({"adopt": sandbox}, process(os.getpid()), process(os.getpid()))
+seen["a file"] = ask({"adopt": sandbox}, os.open("/etc/passwd", os.O_RDONLY))
+seen["a folder"] = ask({"adopt": sandbox}, os.open("/etc", os.O_RDONLY))
+seen["in /proc"] = ask({"adopt": sandbox}, os.open("/proc/sys", os.O_PATH))
+seen["itself"] = ask({"adopt": sandbox}, process(os.getpid()))
+seen["init"] = ask({"adopt": sandbox}, process(1))
+seen["no network"] = ask({"link": sandbox}, os.open("/etc/passwd", os.O_RDONLY))
+seen["the host's"] = ask({"link": sandbox}, os.open("/proc/self/ns/net", os.O_RDONLY))
+seen["not a network"] = ask({"link": sandbox}, os.open("/proc/self/ns/mnt", os.O_RDONLY))
+seen["at last"] = ask({"release": sandbox})
+os.mkdir(f"/sys/fs/cgroup/pids/dockyard/{own}/{sandbox}")
+try:
+    os.mkdir("/sys/fs/cgroup/pids/dockyard/u1x0123456789ab")
+except OSError as error:
+    seen["mkdir"] = error.errno
+print(json.dumps(seen))
+"""
+)
+
+
+# Beside states and sandboxes that are not his, and records that are none.
+EXPECTED = {
+    **{"own": "done", "again": "done", "at last": "done", "mkdir": errno.EACCES},
+    **{"another": "not-yours", "before": "not-yours", "itself": "not-yours", "the host's": "not-yours"},
+    **{"nul": "not-yours", "in /proc": "failed", "no network": "failed"},
+}
+
+
+def test_what_is_not_a_users_own_is_refused_by_name_and_the_helper_lives_on(user: User):
+    with user.helped() as helper:
+        seen = user.run(REFUSED)
+        assert helper.poll() is None
+        assert seen.pop("init") in ("not-yours", "failed")  # the kernel may not show it even to root
+        for name, refusal in seen.items():
+            is_name = name.startswith(("state ", "sandbox "))
+            assert refusal == EXPECTED.get(name, "not-yours" if is_name else "bad-record"), name
+        wait_until(lambda: groups_of_user() == [])
+
+
+NESTED = (
+    CALLER
+    + r"""
+import ctypes, time
+libc = ctypes.CDLL(None, use_errno=True)
+NEWUSER, NEWNET = 0x10000000, 0x40000000
+def fork(*flags):
+    '''A process that has unshared these, one after the other.'''
+    ready, done = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            one.close()
+            for at, flag in enumerate(flags):
+                assert libc.unshare(flag) == 0, ctypes.get_errno()
+                if at == 0 and len(flags) > 1:
+                    open("/proc/self/setgroups", "w").write("deny")
+                    open("/proc/self/uid_map", "w").write(f"0 {uid} 1")
+                    open("/proc/self/gid_map", "w").write(f"0 {os.getgid()} 1")
+            os.write(done, b"1")
+            time.sleep(1000)
+        finally:
+            os._exit(1)
+    os.close(done)
+    assert os.read(ready, 1) == b"1"
+    return pid
+ask({"open": own})
+for tree in os.listdir("/sys/fs/cgroup"):
+    if os.path.isdir(f"/sys/fs/cgroup/{tree}/dockyard/{own}"):
+        os.mkdir(f"/sys/fs/cgroup/{tree}/dockyard/{own}/{sandbox}")
+plain, nested, mapped = fork(NEWUSER | NEWNET), fork(NEWUSER, NEWUSER), fork(NEWUSER, 0)
+seen["nested"] = ask({"adopt": "sbx-2"}, process(nested))
+seen["mapped"] = ask({"adopt": "sbx-3"}, process(mapped))
+seen["plain"] = ask({"adopt": sandbox}, process(plain))
+seen["joins"] = [ask({"join": sandbox}, process(pid)) for pid in (plain, nested, os.getpid())]
+seen["twice"] = ask({"adopt": sandbox}, process(plain))
+seen["map"] = open(f"/proc/{plain}/uid_map").read().split()
+seen["groups"] = open(f"/proc/{plain}/cgroup").read().count(f"/dockyard/{own}/{sandbox}")
+seen["group of mapped"] = open(f"/proc/{mapped}/cgroup").read().count("dockyard")
+gone = fork(NEWUSER)
+folder = process(gone)
+os.kill(gone, 9)
+os.waitpid(gone, 0)
+seen["gone"] = ask({"adopt": "sbx-4"}, folder)
+print(json.dumps([seen, plain, nested, mapped]), flush=True)
+sys.stdin.read()
+"""
+)
+
+
+def test_only_a_users_own_namespaces_get_ids_and_only_once(user: User):
+    with user.helped():
+        with user.start(NESTED) as caller:
+            seen, plain, nested, mapped = said(caller)
+            assert seen["nested"] == "not-yours"  # its maker is a user of that namespace
+            assert seen["mapped"] == "failed"  # it has ids, and a map is written once
+            assert seen["plain"] == "done"
+            assert seen["joins"] == ["done", "not-yours", "not-yours"]
+            assert seen["twice"] == "full"
+            assert seen["map"][:3] == ["0", str(NOBODY), "1"]
+            assert seen["map"][3] == "1"
+            assert int(seen["map"][4]) >= 0x80000000
+            assert seen["map"][5] == "65536"
+            assert seen["groups"] == 1  # of version 2; a user joins the others by himself
+            assert seen["gone"] in ("failed", "not-yours")
+        wait_until(lambda: find_process(plain) is None)  # with the connection
+        for pid in (nested, mapped):
+            if (key := find_process(pid)) is not None:
+                key.kill()
+        wait_until(lambda: groups_of_user() == [])
+
+
+def test_another_user_is_refused_even_where_he_can_open_the_socket(user: User):
+    with user.helped():
+        words = {**user.words(CALLER + "print(json.dumps(ask({'open': own})))"), "user": 1, "group": 1}
+        words["cwd"] = "/"
+        done = subprocess.run(**words, capture_output=True, check=False)
+        assert "PermissionError" in done.stderr
+        user.socket.chmod(0o666)
+        done = subprocess.run(**words, capture_output=True, check=False)
+        assert json.loads(done.stdout) == "foreign"
+
+
+def test_what_root_runs_for_users_is_short_and_loads_nothing_else():
+    serving = {"__init__", "server", "adoption", "groups", "networks"}
+    others = {"__main__", "trust", "ranges", "addresses", "denials", "bounds"}
+    lines = {path.stem: len(path.read_text().splitlines()) for path in PROGRAM.glob("*") if path.is_file()}
+    assert lines.keys() == serving | others, "say which a new file is of"
+    assert sum(lines[name] for name in serving) < 400
+    assert sum(lines.values()) < 770
+    script = f"""
+import runpy, sys
+sys.argv = [{str(PROGRAM)!r}, "65534", "socket=/nowhere/at/all"]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except OSError:
+    print(*(name for name in sys.modules if name.split(".")[0] in ("sandbox", "protocol")))
+"""
+    words = [sys.executable, "-I", "-S", "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    ours = {name for name in done.stdout.split() if name != "sandbox"}
+    assert ours == {
+        "sandbox.privileged",
+        *(f"sandbox.privileged.{name}" for name in lines if name[0] != "_"),
+    }
