@@ -1,6 +1,9 @@
-"""A command's result, or the error that `run(check=True)` raises for it."""
+"""A command's result, or the error that `run(check=True)` raises for it, or that of one that never ran."""
 
-from sandbox.errors import CommandError, CommandTimeout, OutputLimit, SandboxGone
+import errno
+import os
+
+from sandbox.errors import CommandError, CommandTimeout, OutputLimit, QuotaError, SandboxError, SandboxGone
 from sandbox.results import CommandResult
 
 _HOW = {
@@ -8,6 +11,14 @@ _HOW = {
     "timeout": "did not end in its time",
     "killed": "was killed",
     "output_limit": "printed more than it may",
+}
+_LIMITS = {
+    errno.EBUSY: "commands",  # of init itself: one too many at a time
+    errno.EAGAIN: "pids",
+    errno.ENOMEM: "memory_mb",
+    errno.ENOSPC: "terminals",
+    errno.EMFILE: "open files",
+    errno.ETOOMANYREFS: "descriptors under way",  # in sockets, by user
 }
 
 
@@ -28,6 +39,17 @@ def checked(result: CommandResult, sandbox_id: str) -> CommandResult:
         hint="the error's `result` has what it printed",
         sandbox_id=sandbox_id,
     )
+
+
+def not_started(number: int, sandbox_id: str) -> SandboxError:
+    """Why init could not start a process."""
+    text = f"the sandbox could not start a process: {os.strerror(number)}"
+    if (limit := _LIMITS.get(number)) is None:
+        return SandboxError(text, sandbox_id=sandbox_id)
+    hint = "end other commands, or raise pids or memory_mb"
+    error = QuotaError(text, limit=limit, hint=hint, sandbox_id=sandbox_id)
+    error.blame = "caller" if limit == "commands" else "agent"
+    return error
 
 
 def _ended(result: CommandResult) -> str:

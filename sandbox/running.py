@@ -1,6 +1,5 @@
 """A command that runs: its output, its input, its deadline and its end."""
 
-import errno
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -13,9 +12,9 @@ from sandbox.arguments import check_seconds
 from sandbox.audit_log import SandboxLog
 from sandbox.cgroups import Counters
 from sandbox.channel import Channel
+from sandbox.checking import not_started
 from sandbox.errors import (
     InvalidArgument,
-    QuotaError,
     RequestTimeout,
     SandboxError,
     SandboxGone,
@@ -298,7 +297,7 @@ class RunningCommand(Named):
         if ending == Ending.FAILED_CHDIR:
             self._fail(InvalidArgument(f"cwd: {os.strerror(value)}", hint="name a directory of the sandbox"))
         elif ending == Ending.FAILED_START:
-            self._fail(_not_started(value, self._channel.name))
+            self._fail(not_started(value, self._channel.name))
         elif ending == Ending.FAILED_EXEC:
             # As a shell has it: 127 for a program that is not there, 126 for one that cannot be run.
             self._outputs[1].add(f"dockyard: cannot run the program: {os.strerror(value)}\n".encode())
@@ -380,24 +379,3 @@ def run_to_end(start: Callable[[], RunningCommand]) -> CommandResult:
         for command in begun:
             command.end()
         raise
-
-
-_LIMITS = {
-    errno.EBUSY: "commands",  # of init itself: one too many at a time
-    errno.EAGAIN: "pids",
-    errno.ENOMEM: "memory_mb",
-    errno.ENOSPC: "terminals",
-    errno.EMFILE: "open files",
-    errno.ETOOMANYREFS: "descriptors under way",  # in sockets, by user
-}
-
-
-def _not_started(number: int, sandbox_id: str) -> SandboxError:
-    """Why init could not start a process."""
-    text = f"the sandbox could not start a process: {os.strerror(number)}"
-    if (limit := _LIMITS.get(number)) is None:
-        return SandboxError(text, sandbox_id=sandbox_id)
-    hint = "end other commands, or raise pids or memory_mb"
-    error = QuotaError(text, limit=limit, hint=hint, sandbox_id=sandbox_id)
-    error.blame = "caller" if limit == "commands" else "agent"
-    return error

@@ -2,12 +2,10 @@
 
 import atexit
 import os
-import secrets
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import NoneType, TracebackType
@@ -18,6 +16,7 @@ from sandbox.arguments import check_type, check_whole
 from sandbox.audit_log import network_digest
 from sandbox.channel import Channel
 from sandbox.commands import Commands
+from sandbox.copies import Copies
 from sandbox.directory import Directory
 from sandbox.egress.helped import Uplink
 from sandbox.errors import InvalidArgument, SandboxError, SandboxGone, UnsupportedError, translated
@@ -25,7 +24,7 @@ from sandbox.files import Files
 from sandbox.keys import Keys
 from sandbox.layers import LayerWish
 from sandbox.life import Life
-from sandbox.limits import MIB, Asked, check_lifetime
+from sandbox.limits import Asked, check_lifetime
 from sandbox.making import Made, SandboxInfo, make
 from sandbox.named import Named
 from sandbox.orders import Order, checked_env, checked_labels, checked_order, checked_policy
@@ -34,9 +33,8 @@ from sandbox.policy import Network, Policy
 from sandbox.refusals import denials_since
 from sandbox.results import Denial
 from sandbox.sessions import Sessions
-from sandbox.snapshots import Snapshot, Snapshots, Source
+from sandbox.snapshots import Snapshot, Snapshots
 from sandbox.status import IdleWish, SandboxStatus, at
-from sandbox.substrates.base import HOSTNAME
 from sandbox.undisturbed import undisturbed, undisturbed_call
 
 if TYPE_CHECKING:
@@ -67,6 +65,7 @@ class Sandbox(Named):
             self._life = Life(info.id, made.launched.init_pid, info.limits, made.ownership, clock)
             on_failure.callback(self._life.close)
             self._channel = Channel(made.launched.control, clock, name=info.id)
+            self._copies = Copies(made, self._life)
             self._life.wake = self._channel.wake
             self._channel.start(self._life, self._release)
             on_failure.pop_all()
@@ -291,19 +290,7 @@ class Sandbox(Named):
         the layer can hold. Raises InvalidArgument for a name that is taken, FileTooLarge, CapacityError when
         the disk is full, UnsupportedError without cgroup version 2, SandboxGone; nothing is kept then.
         """
-        return undisturbed(partial(self._kept, name, max_mb), Snapshot.delete)
-
-    def _kept(self, name: str | None, max_mb: int | None) -> Snapshot:
-        with translated("taking a snapshot", sandbox_id=self.id), self._life.held():
-            store = Snapshots(self._made.order.state_dir)
-            name = f"snap-{secrets.token_hex(6)}" if name is None else name
-            kept = store.keep(self._source(), name, max_bytes=self._content_limit(max_mb))
-            try:
-                self._made.log.write("snapshot", name=name, content_bytes=kept.content_bytes)
-            except BaseException:
-                kept.delete()
-                raise
-            return kept
+        return undisturbed(partial(self._copies.keep, name, max_mb), Snapshot.delete)
 
     @overload
     def fork_fs(self) -> "Sandbox": ...
@@ -320,52 +307,17 @@ class Sandbox(Named):
         """
         if n is not None:
             check_whole("n", n, 1, MAX_FORKS)
-        forks = undisturbed(partial(self._forks, n or 1), kill_all)
+        make_all = partial(self._copies.forks, n or 1, Sandbox, self._copies_of)
+        forks = undisturbed(make_all, kill_all)
         return forks[0] if n is None else forks
 
-    def _forks(self, count: int) -> "tuple[Sandbox, ...]":
-        forks: list[Sandbox] = []
-        doing = translated(f"forking sandbox {self.id}")
-        with doing, ExitStack() as busy, ExitStack() as on_failure:
-            busy.enter_context(self._life.busy())  # as all are that wait for the last one
-            for number in range(count):
-                # Those after the first are copied from that, which nobody has yet, and this one goes on.
-                still = self._life.held() if number == 0 else nullcontext()
-                source = (forks or [self])[0]._source()
-                with still, source.opened() as content:
-                    forks.append(Sandbox(make(self._fork_order(), replace(content, of=self.id))))
-                    on_failure.callback(forks[-1].kill)
-                    busy.enter_context(forks[-1]._life.busy())
-                    source.check()
-                    self._made.log.write("fork", into=forks[-1].id)
-            on_failure.pop_all()
-        return tuple(forks)
-
-    def _fork_order(self) -> Order:
-        connection = self._ownership.connection
-        network = "none" if connection is None else connection.network
-        return replace(
-            self._made.order,
-            policy=self._made.order.policy.model_copy(update={"network": network}),
-            hostname=f"{HOSTNAME}-{secrets.token_hex(4)}",
-            snapshot=None,
-        )
-
-    def _source(self) -> Source:
-        info, made = self._info, self._made
-        return Source(
-            self.id, info.image, info.substrate, made.launched.layer_at, made.first_id, self._check,
-            made.order.state_dir, made.within,
-        )  # fmt: skip
+    @staticmethod
+    def _copies_of(fork: "Sandbox") -> Copies:
+        return fork._copies
 
     def _check(self) -> None:
         if (gone := self._life.gone()) is not None:
             raise gone
-
-    def _content_limit(self, max_mb: int | None) -> int:
-        if max_mb is not None:
-            check_whole("max_mb", max_mb, 1, 1 << 24)
-        return 2 * self._info.limits.disk_bytes if max_mb is None else max_mb * MIB
 
     def enter_phase(self, name: str, expected_version: int) -> int:
         """`set_network` with the policy's phase of that name. InvalidArgument where it has none."""

@@ -52,7 +52,7 @@ def test_a_disk_that_is_full_is_said_and_nothing_stays_on_it(create: Create, sta
     disk = MECHANISMS["image"].make(state_dir, "", LayerSize(1 << 20, 64))
     place = Path(f"/proc/{os.getpid()}/fd/{disk.mount}")
     with pytest.raises(CapacityError, match="big: write: No space left on device") as caught:
-        Snapshots(place).keep(box._source(), "full", max_bytes=64 << 20)
+        Snapshots(place).keep(box._copies.source(), "full", max_bytes=64 << 20)
     assert "delete snapshots" in caught.value.hint
     assert list((place / "snapshots").iterdir()) == []
     MECHANISMS["image"].remove(disk)
@@ -129,7 +129,7 @@ def test_what_may_have_changed_while_it_was_copied_is_not_kept(create: Create, s
     """A sandbox that is killed thaws before all of it is dead."""
     box = create()
     box.commands.run("echo a > a")
-    source = box._source()
+    source = box._copies.source()
     steps = iter([lambda: None, box.kill])
 
     def check() -> None:
@@ -147,7 +147,7 @@ from sandbox import Sandbox
 box = Sandbox.create(state_dir=sys.argv[1], toolkit=sys.argv[2])
 with box._life.held():
     from sandbox.snapshots import Snapshots
-    with Snapshots(sys.argv[1]).copied(box._source(), "", 1 << 20):
+    with Snapshots(sys.argv[1]).copied(box._copies.source(), "", 1 << 20):
         print("held", flush=True)
         time.sleep(600)
 """
