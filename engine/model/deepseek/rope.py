@@ -50,8 +50,9 @@ class RotaryTable:
             return
         starts = range(known, max(num_positions, 2 * known), _STRETCH)
         parts = [self._stretch(start) for start in starts]
-        self._cos_PR = torch.cat([self._cos_PR, *(cos for cos, _ in parts)])
-        self._sin_PR = torch.cat([self._sin_PR, *(sin for _, sin in parts)])
+        cos_PR = torch.cat([self._cos_PR, *(cos for cos, _ in parts)])
+        sin_PR = torch.cat([self._sin_PR, *(sin for _, sin in parts)])
+        self._cos_PR, self._sin_PR = cos_PR, sin_PR  # both or, where there is no memory, neither
 
     def _stretch(self, start: int) -> tuple[Tensor, Tensor]:
         positions = torch.arange(start, start + _STRETCH, dtype=torch.float64)

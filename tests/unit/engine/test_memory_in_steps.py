@@ -11,6 +11,7 @@ from engine_runs import small_engine
 
 from engine import Engine, Request, SamplingParams
 from engine.errors import Overloaded
+from engine.model.deepseek.rope import RotaryTable
 from engine.model.deepseek.step import Step
 from engine.model_path import model_path
 
@@ -220,6 +221,23 @@ def test_no_memory_to_choose_a_token_ends_its_request_alone(
     assert failed.keys() == {"a"}
     assert isinstance(failed["a"], Overloaded)
     assert texts == {key: ids for key, ids in undisturbed.items() if key[0] != "a"}
+
+
+def test_no_memory_for_more_angles_leaves_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cosines and sines grow both or neither: beside longer ones they would turn later positions wrongly."""
+    table, whole = (RotaryTable(torch.linspace(1.0, 0.1, 4, dtype=torch.float64)) for _ in range(2))
+    places = torch.tensor([0, 5, 3000])
+    expected = whole.angles(places)
+    table.angles(torch.tensor([3]))
+    for calls in (1, 2):
+        short = Shortage(calls, torch_memory)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "cat", short.before(torch.cat))
+            with pytest.raises(RuntimeError, match="allocate memory"):
+                table.angles(places)
+    found = table.angles(places)
+    assert torch.equal(found.cos, expected.cos)
+    assert torch.equal(found.sin, expected.sin)
 
 
 def test_another_error_is_none_of_memory(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
