@@ -223,7 +223,8 @@ void copy_layer(int from, int to, uint32_t first_from, uint32_t first_to, uint64
     copy_metadata(from, to, ".", &info);
 }
 
-/* For the owner: FROM TO FIRST-FROM FIRST-TO LIMIT PARENT. Ends with its parent. Prints the bytes written and the number of entries. */
+/* For the owner: FROM TO FIRST-FROM FIRST-TO LIMIT PARENT. Ends with its parent. Prints the bytes written and the
+   number of entries. */
 int copy_between(int argc, char **argv) {
     errno = EINVAL;
     if (argc != 6) fail("copy needs two directories, two ids, a number of bytes and its parent");

@@ -31,7 +31,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, LAYER_FD = 5, PROGRAM_FD = 6, NUM_KEPT = 4, SYS_MOVE_MOUNT = 429, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
+enum { MAX_ITEMS = 64, CONTROL_FD = 3, FILTER_FD = 4, LAYER_FD = 5, PROGRAM_FD = 6, NUM_KEPT = 4 };
+enum { SYS_MOVE_MOUNT = 429, SYS_MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
 enum { JOIN_SESSION_KEYRING = 1 }; /* of keyctl */
 enum { FROM_EMPTY_PATH = 4 };         /* of move_mount */
 enum { ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
@@ -166,7 +167,8 @@ static void enter_namespaces(const struct plan *plan) {
 /* Covered by an empty file system: what a more powerful namespace has mounted cannot be taken away. */
 static void hide(const char *place) {
     const char *options = "size=4k,nr_inodes=2,mode=555";
-    if (mount("dockyard", place, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, options)) fail("hide %s", place);
+    unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY;
+    if (mount("dockyard", place, "tmpfs", flags, options)) fail("hide %s", place);
 }
 
 static void make_directory(const char *path, mode_t mode) {
@@ -327,7 +329,8 @@ static int run_and_stay(const struct plan *plan, char **words) {
 }
 
 int launch(int argc, char **argv, const struct origin *origin) {
-    struct plan plan = {.control = -1, .config = -1, .filter = -1, .program = -1, .network = -1, .layer = -1, .content = -1};
+    struct plan plan = {
+        .control = -1, .config = -1, .filter = -1, .program = -1, .network = -1, .layer = -1, .content = -1};
     plan.adopter = -1, plan.origin = origin;
     int program = read_plan(&plan, argc, argv);
     if (program >= argc || plan.control < 0 || !plan.skeleton || !plan.layer_bytes || !plan.layer_inodes) {

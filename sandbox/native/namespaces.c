@@ -61,7 +61,8 @@ void map_own_id(uid_t uid, gid_t gid) {
 }
 
 static int open_resolver(void) {
-    struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons(53), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in place = {
+        .sin_family = AF_INET, .sin_port = htons(53), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || bind(fd, (struct sockaddr *)&place, sizeof place)) fail("make a socket for a resolver");
     int proc = open_proc();

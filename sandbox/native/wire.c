@@ -8,11 +8,13 @@ union descriptors {
     struct cmsghdr header;
 };
 
-/* Blocks while the host's end is full: it waits for these. The kernel counts descriptors under way by user: commands' too. */
+/* Blocks while the host's end is full: it waits for these. The kernel counts descriptors under way by user: commands'
+   too. */
 bool send_message(int socket, uint32_t id, enum kind kind, uint32_t first, uint32_t second, int fd) {
     uint32_t words[4] = {id, kind, first, second};
     struct iovec part = {words, sizeof words};
-    union descriptors sent = {.header = {.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+    union descriptors sent = {
+        .header = {.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
     struct msghdr packet = {.msg_iov = &part, .msg_iovlen = 1};
     if (fd >= 0) {
         memcpy(CMSG_DATA(&sent.header), &fd, sizeof fd);
