@@ -3,21 +3,19 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-union descriptors {
+union passed {
     char bytes[CMSG_SPACE(MAX_FDS * sizeof(int))];
-    struct cmsghdr header;
+    struct cmsghdr head;
 };
 
-/* Blocks while the host's end is full: it waits for these. The kernel counts descriptors under way by user: commands'
-   too. */
+/* Blocks while the host's end is full. The kernel counts descriptors under way by user: commands' are among them. */
 bool send_message(int socket, uint32_t id, enum kind kind, uint32_t first, uint32_t second, int fd) {
     uint32_t words[4] = {id, kind, first, second};
     struct iovec part = {words, sizeof words};
-    union descriptors sent = {
-        .header = {.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+    union passed sent = {.head = {.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
     struct msghdr packet = {.msg_iov = &part, .msg_iovlen = 1};
     if (fd >= 0) {
-        memcpy(CMSG_DATA(&sent.header), &fd, sizeof fd);
+        memcpy(CMSG_DATA(&sent.head), &fd, sizeof fd);
         packet.msg_control = sent.bytes;
         packet.msg_controllen = CMSG_SPACE(sizeof fd);
     }
@@ -28,7 +26,7 @@ bool send_message(int socket, uint32_t id, enum kind kind, uint32_t first, uint3
 }
 
 bool receive_message(int socket, struct message *message, int fds[MAX_FDS]) {
-    union descriptors received;
+    union passed received;
     struct iovec part = {message, sizeof *message - 2};
     struct msghdr packet = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = received.bytes,
                             .msg_controllen = sizeof received.bytes};
