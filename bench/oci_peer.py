@@ -23,6 +23,7 @@ from sandbox import Sandbox, cgroups
 from sandbox.images import Image, prepare_image
 from sandbox.places import INIT_BINARY, default_state_dir, default_toolkit
 from sandbox.policy.seccomp import filter_program, this_machine
+from sandbox.substrates.base import ROOT_AT
 from sandbox.substrates.oci import oci_config
 
 _NEW_MOUNTS = 0x00020000
@@ -107,7 +108,7 @@ class Workshop:
         place = self._folder / str(next(self._numbers))
         for name in ("upper", "work", "root"):
             (place / name).mkdir(parents=True)
-        (place / "config.json").write_text(json.dumps(_config(self.image, args, place.name, peer)))
+        (place / "config.json").write_text(json.dumps(_config(self.image, args, place, peer)))
         os.chown(place / "upper", _FIRST_UID, _FIRST_UID)
         return Bundle(place, self._skeleton, self._folder / "filter", self.image, self._stdio)
 
@@ -167,8 +168,8 @@ class Bundle:
         return [*words, "--"]
 
 
-def _config(image: Image, args: Sequence[str], name: str, peer: Peer) -> dict[str, Any]:
-    cgroup = f"/{_GROUP}/{os.getpid()}-{name}"
+def _config(image: Image, args: Sequence[str], place: Path, peer: Peer) -> dict[str, Any]:
+    cgroup = f"/{_GROUP}/{os.getpid()}-{place.name}"
     config = oci_config(args, owner_uid=_FIRST_UID, cgroup=cgroup, as_program=peer.as_program)
     config["root"] = {"path": "root", "readonly": False}
     config["linux"]["namespaces"] = [
@@ -179,6 +180,8 @@ def _config(image: Image, args: Sequence[str], name: str, peer: Peer) -> dict[st
         "pids": {"limit": PIDS},
         "cpu": {"quota": 200_000, "period": 100_000},
     }
+    for mount in config["mounts"]:  # of the root's own folders, which lies elsewhere here
+        mount["source"] = mount["source"].replace(ROOT_AT, str(place / "root"), 1)
     read_only = ["rbind", "ro", "nosuid", "nodev"]
     config["mounts"] += [
         {"destination": bind.target, "type": "bind", "source": str(bind.source), "options": read_only}

@@ -153,18 +153,18 @@ def _serve(host: str, port: int) -> socket.socket:
     for words in (("link", "set", "lo", "up"), ("addr", "add", *place)):
         subprocess.run(["ip", *words], check=True, capture_output=True)
     server = socket.create_server((host, port), family=family)
-    _wait_for_route(family, host)
+    _wait_until_reached(server, host, port)
     return server
 
 
-def _wait_for_route(family: socket.AddressFamily, host: str) -> None:
-    """The kernel makes the one of an IPv6 address a moment after the address."""
-    give_up = time.monotonic() + 5
+def _wait_until_reached(server: socket.socket, host: str, port: int) -> None:
+    """The kernel makes the route to an IPv6 address a moment after the address."""
+    give_up = time.monotonic() + PATIENCE_S
     while True:
-        with socket.socket(family, socket.SOCK_DGRAM) as one:
-            try:
-                return one.connect((host, 9))
-            except OSError:
-                if time.monotonic() > give_up:
-                    raise
+        try:
+            with socket.create_connection((host, port), PATIENCE_S), server.accept()[0]:
+                return
+        except OSError:
+            if time.monotonic() > give_up:
+                raise
         time.sleep(0.01)
