@@ -17,7 +17,8 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -117,20 +118,30 @@ def main(arguments: Sequence[str]) -> int:
         for case in CASES
         if any(word in case.key for word in words) and not (options.quick and case.soak)
     ]
-    # A helper serves one state directory at a time: the one that doors are looked for in by default.
-    lent = options.lent_world is not None
-    state_dir = default_state_dir() if lent else Path(tempfile.mkdtemp(prefix="dockyard-attacks-"))
-    try:
-        findings = list(run_all(chosen, state_dir, default_toolkit(default_state_dir())))
+    toolkit = default_toolkit(default_state_dir())
+    with _state_dir(is_lent=options.lent_world is not None) as state_dir:
+        findings = list(run_all(chosen, state_dir, toolkit))
         leftovers = [f"{each.kind} {each.name}" for each in check_integrity(state_dir).leftovers]
-    finally:
-        remove_tree(state_dir)
     if not options.only:
         findings += [not_tried(each) for each in (*ABSENT, *(NOT_HELPED if os.geteuid() != 0 else ()))]
     found = report(findings, leftovers)
     summary = {name: found[name] for name in ("value", "shown", "not_shown", "not_here", "leftovers")}
     sys.stdout.write(json.dumps(found) + "\n" if options.json else f"{table(findings)}\n\n{summary}\n")
     return 0 if found["met"] else 1
+
+
+@contextmanager
+def _state_dir(*, is_lent: bool) -> Generator[Path]:
+    """A new one for the block. In a lent world the default one, in which a helper looks for its user's, and
+    which is not this bench's to remove: `run_as` made it, unless it is somebody's own."""
+    if is_lent:
+        yield default_state_dir()
+        return
+    state_dir = Path(tempfile.mkdtemp(prefix="dockyard-attacks-"))
+    try:
+        yield state_dir
+    finally:
+        remove_tree(state_dir)
 
 
 def _lacking(substrate: Substrate) -> str:
