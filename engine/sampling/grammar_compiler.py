@@ -50,10 +50,7 @@ class GrammarCompiler:
         kind, source = structure.kind, structure.source
         if kind == "json_object":
             kind, source = "json_schema", _OBJECT
-        deadline = self._start(structure)
-        self._send({"kind": kind, "source": source})
-        late = f"it takes more than {self._limits.seconds:g} s to compile"
-        answer = self._receive(structure, deadline, late)
+        answer = self._ask(structure, kind, source)
         if "bad_alloc" in answer.get("error", ""):
             raise _failed(structure, "it takes more memory than a grammar may have")
         if "slow" in answer:
@@ -75,6 +72,17 @@ class GrammarCompiler:
         if process is not None:
             process.kill()
             process.communicate()
+
+    def _ask(self, structure: Structure, kind: str, source: str) -> dict[str, Any]:
+        """Where this raises the process ends: what is left in its pipes would be taken for another's."""
+        try:
+            deadline = self._start(structure)
+            self._send({"kind": kind, "source": source})
+            late = f"it takes more than {self._limits.seconds:g} s to compile"
+            return self._receive(structure, deadline, late)
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, structure: Structure) -> float:
         """Bring the process up. The time until which a grammar sent now may take."""
@@ -101,19 +109,17 @@ class GrammarCompiler:
             self._process.stdin.flush()
 
     def _receive(self, structure: Structure, deadline: float, late: str) -> dict[str, Any]:
-        """`late`: what is wrong where the deadline passes. The process ends where this raises."""
+        """`late`: what is wrong where the deadline passes."""
         try:
             length = int.from_bytes(self._read(8, deadline), "big")
             if length <= self._limits.grammar_bytes:
                 return json.loads(self._read(length, deadline))
-            cause = f"compiled it takes {length} bytes, more than {self._limits.grammar_bytes}"
-            error = refused(structure, cause, SIMPLER)
         except TimeoutError:
-            error = _failed(structure, late)
+            raise _failed(structure, late) from None
         except EOFError:
-            error = self._ended(structure)
-        self.close()
-        raise error
+            raise self._ended(structure) from None
+        cause = f"compiled it takes {length} bytes, more than {self._limits.grammar_bytes}"
+        raise refused(structure, cause, SIMPLER)
 
     def _ended(self, structure: Structure) -> InvalidRequest:
         assert self._process is not None

@@ -24,9 +24,7 @@ _Error = TypeVar("_Error", bound=Exception)
 _MAX_CACHE_BYTES = 64 << 20
 _MAX_HELD_BYTES = 256 << 20  # of those that requests hold, and those that are kept
 _MAX_REFUSALS = 256
-_PASSING_NS = (
-    30 * 10**9
-)  # that a refusal for want of time or memory lasts: another moment may have more of them
+_PASSING_NS = 30 * 10**9  # a refusal for want of time or memory: another moment may have more of them
 
 
 class Grammars:

@@ -10,7 +10,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 _LOOK_S = 0.05  # how often a call that takes its time is looked at
 _MOST_LOST = 4  # threads that have been given up and still work
@@ -41,12 +40,15 @@ class Watch:
             self._thread = _Thread()
             self._thread.start()
         try:
-            return self._thread.answer(work, most_s)
-        except (TooSlow, KeyboardInterrupt):  # its answer would be taken for another call's
+            answer = self._thread.answer(work, most_s)
+        except BaseException:  # TooSlow, Ctrl-C, no memory: its answer would be taken for another call's
             self._thread.end()
             self._lost.append(self._thread)
             self._thread = None
             raise
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def close(self) -> None:
         """End the thread once its call has ended; does not wait for it."""
@@ -67,19 +69,15 @@ class _Thread(threading.Thread):
             self._answers.put(self._timed(work))
             del work  # it holds the matcher
 
-    def answer(self, work: Callable[[], bool], most_s: float) -> tuple[bool, float]:
+    def answer(self, work: Callable[[], bool], most_s: float) -> tuple[bool, float] | Exception:
         self._began_s = self._clock_s()
         self._work.put(work)
         while True:
             try:
-                answer: Any = self._answers.get(timeout=_LOOK_S)
+                return self._answers.get(timeout=_LOOK_S)
             except queue.Empty:
                 if self._clock_s() - self._began_s > most_s:
                     raise TooSlow(f"more than {most_s:g} s for one token") from None
-                continue
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
 
     def end(self) -> None:
         self._work.put(None)
