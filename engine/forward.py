@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from engine.cache.host_memory import is_out_of_memory
 from engine.chunk_rows import rows_of
 from engine.model.stages import StageInterrupted
 from engine.request import Sequence
 from engine.scheduler.scheduler import Chunk
+from engine.shortage import is_out_of_memory
 from engine.weights import Weights
 from protocol.stages import StageNs
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.cache.host_memory import is_out_of_memory
 from engine.chunk_rows import num_logits
 from engine.config import Role
 from engine.errors import InvalidLogits, InvalidRequest, Overloaded
@@ -17,6 +16,7 @@ from engine.results import StepResult, TokenOutput
 from engine.sampling.candidates import Logits, check_logits
 from engine.sampling.step_sampler import StepSampler
 from engine.scheduler.scheduler import Chunk, Scheduler
+from engine.shortage import is_out_of_memory
 from engine.weights import Weights
 from protocol.errors import DockyardError
 

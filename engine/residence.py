@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Callable, Container
 
-from engine.cache.host_memory import is_out_of_memory
 from engine.cache.tiers import Tiers
 from engine.model.base import Held
 from engine.request import Sequence
 from engine.scheduler.orders import Begin, CopyBlock, KeepBlock, LoadBlock, Order, ShowBlock, SwapOut
+from engine.shortage import is_out_of_memory
 from engine.weights import Weights
 from protocol.handoff import KvPayload
 

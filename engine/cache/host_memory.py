@@ -4,8 +4,6 @@ from pathlib import Path
 
 import psutil
 
-_OUT_OF_MEMORY = "allocate memory", "out of memory", "std::bad_alloc"
-
 
 def host_memory_bytes(root: Path = Path("/")) -> int:
     """`root`: where proc and sys lie. What cannot be read is no limit."""
@@ -36,10 +34,3 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """PyTorch says so in words alone: of its allocators for the processor and for devices, and of C++."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
-    )
