@@ -41,13 +41,9 @@ class Line:
 
     def ask_and_stay(self, do: str, /, **words: object) -> Any:
         """The same for what the owner breaks off when whoever asks has left: so does an interrupt, which goes
-        on at once."""
+        on at once, and a second one beside it."""
         call = Call(self._owner, self._request(do, words), _SOON_S)
-        try:
-            return undisturbed(call.ask, patience_s=0)
-        except BaseException:
-            call.break_off()
-            raise
+        return undisturbed(call.ask, stop=call.break_off, patience_s=0)
 
     def _request(self, do: str, words: Mapping[str, object]) -> dict[str, object]:
         return {"do": do, "id": self.id, "state_dir": str(self._state_dir), **words}

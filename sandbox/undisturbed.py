@@ -87,29 +87,50 @@ os.register_at_fork(after_in_child=_free.clear)
 
 
 def undisturbed(
-    call: Callable[[], T], undo: Callable[[T], object] | None = None, *, patience_s: float = PATIENCE_S
+    call: Callable[[], T],
+    undo: Callable[[T], object] | None = None,
+    *,
+    stop: Callable[[], object] | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> T:
     """The call's result, whatever is raised by signal handlers meanwhile: that waits until the call has ended
     and its result is undone, for `patience_s` at most, and goes on; what is left then is done all the same,
-    later. A second interrupt goes on at once. On any thread but the main one, it is the plain call."""
+    later. A second interrupt goes on at once. `stop`, on a thread of its own, has a call that is interrupted
+    end sooner. On any thread but the main one, it is the plain call."""
     if threading.get_ident() != threading.main_thread().ident:
         return call()
     try:
         hand = _free.pop() if _free else _Hand()
+        other = None if stop is None else _free.pop() if _free else _Hand()
     except RuntimeError:  # better disturbed than not done
         return call()
     errand = _Errand(partial(copy_context().run, call))
+    # One call, of C all through: a second interrupt comes before it or when all of it is under way.
+    undoing = partial(errand.undo, undo or _keep)
+    leave = partial(hand.give, undoing)
+    if stop is not None and other is not None:
+        leave = partial(other.give, partial(_stop, stop, hand, undoing))
     try:
         hand.give(errand.run)
         errand.ended.acquire()
         _free.append(hand)
+        if other is not None:
+            _free.append(other)
         return errand.outcome()
     except BaseException:
         if not errand.has_failed:
-            hand.give(partial(errand.undo, undo or _keep))
+            leave()
             if errand.undone.acquire(timeout=patience_s) and hand not in _free:
                 _free.append(hand)  # else it may be busy for long, and nothing is to wait behind it
         raise
+
+
+def _stop(stop: Callable[[], object], hand: _Hand, undoing: Callable[[], None]) -> None:
+    try:
+        with suppress(Exception):  # then it ends when it ends
+            stop()
+    finally:
+        hand.give(undoing)
 
 
 def _keep(_: object) -> None:

@@ -2,15 +2,16 @@
 
 import contextlib
 import dis
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import sandbox
 from sandbox.undisturbed import undisturbed
 
+_BEGINS = ("RESUME", 0)
 TRIED = (str(Path(sandbox.__file__).parent), contextlib.__file__)
 
 
@@ -18,48 +19,78 @@ class Interrupt(BaseException):
     """As a handler raises one."""
 
 
-@contextmanager
-def interrupted_at(number: int) -> Iterator[None]:
+class _Places:
     """Raises where this thread would call a handler for the so many-th time: the interpreter looks for
     signals when a function begins, where a loop goes back, and behind each call of what is not Python."""
-    left, before = number, sys.gettrace()
-    behind: dict[int, str] = {}  # the last instruction of each frame
 
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
-        nonlocal left
-        if event == "call" and behind.get(id(frame.f_back)) == "CALL":
-            behind[id(frame.f_back)] = ""
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self._behind: dict[int, str] = {}  # the last instruction of each frame
+
+    def trace(self, frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
+        if event == "call" and self._behind.get(id(frame.f_back)) == "CALL":
+            self._behind[id(frame.f_back)] = ""
         if not frame.f_code.co_filename.startswith(TRIED):
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
-            now = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            then, behind[id(frame)] = behind.get(id(frame), ""), now
-            if now == "RESUME" or then.startswith(("CALL", "JUMP_BACKWARD")):
-                left -= 1
-                if left == 0:
-                    raise Interrupt
+        now, argument = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
+        if event == "call" and (dis.opname[now], argument) == _BEGINS:  # which is not told as an instruction
+            self._come()
+        elif event == "opcode":
+            then, self._behind[id(frame)] = self._behind.get(id(frame), ""), dis.opname[now]
+            if then.startswith(("CALL", "JUMP_BACKWARD")):
+                self._come()
         elif event == "return":
-            behind.pop(id(frame), None)
-        return trace
+            self._behind.pop(id(frame), None)
+        return self.trace
 
-    sys.settrace(trace)
+    def _come(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Interrupt
+
+
+def interrupted_at(number: int, call: Callable[[], object]) -> bool:
+    """Calls it, interrupted at the so many-th place. False where it comes to its end before that."""
+    before = sys.gettrace()
+    sys.settrace(_Places(number).trace)
     try:
-        yield
+        call()
+    except Interrupt:
+        return True
     finally:
         sys.settrace(before)
+    return False
+
+
+def interrupted_twice(after_s: float, number: int, call: Callable[[], object]) -> bool:
+    """Calls what takes longer, interrupted after that time, and again at the so many-th place from there on.
+    False where it has not so many."""
+    before, second = sys.gettrace(), _Places(number)
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        sys.settrace(second.trace)
+        while frame is not None:  # those that have begun, too
+            frame.f_trace, frame = second.trace, frame.f_back
+        raise Interrupt
+
+    usual = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        call()
+    except Interrupt:
+        sys.settrace(before)
+        return second.left <= 0
+    finally:
+        signal.signal(signal.SIGALRM, usual)
+    raise AssertionError("it ended before it was interrupted")
 
 
 def at_each_place(call: Callable[[], object]) -> Iterator[int]:
     """Calls it, interrupted at the first place, then at the second, until it comes to its end."""
     undisturbed(int)  # whose thread is there from now on
-    number, is_through = 0, False
-    while not is_through:
+    number = 1
+    while interrupted_at(number, call):
+        yield number
         number += 1
-        try:
-            with interrupted_at(number):
-                call()
-            is_through = True
-        except Interrupt:
-            yield number
     assert number > 10

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_internet import wait_until
-from sandbox_interrupts import Interrupt, at_each_place
+from sandbox_interrupts import Interrupt, at_each_place, interrupted_twice
 from sandbox_owner import Owner, owned
 
 from sandbox import Sandbox, audit, sandboxes
@@ -73,6 +73,16 @@ def test_a_command_in_one_of_another_process_ends(attached: AttachedSandbox):
         signal.signal(signal.SIGALRM, usual)
     wait_until(lambda: "599" not in attached.commands.run("cat /proc/*/cmdline | tr '\\0' ' '").stdout)
     assert descriptors() == before
+
+
+def test_a_command_in_one_of_another_process_ends_wherever_a_second_interrupt_comes(
+    attached: AttachedSandbox,
+):
+    number = 1
+    while interrupted_twice(0.5, number, lambda: attached.commands.run("exec sleep 599")):
+        number += 1
+        wait_until(lambda: "599" not in attached.commands.run("cat /proc/*/cmdline | tr '\\0' ' '").stdout)
+    assert number > 1
 
 
 def test_those_of_others_are_listed_found_and_ended(tmp_path: Path, toolkit: Path):

@@ -115,6 +115,22 @@ def test_a_second_interrupt_goes_on_at_once(interrupt: Callable[[], None]):
     assert undone.wait(20)
 
 
+def test_what_is_interrupted_is_stopped_and_undone_though_nobody_waits(interrupt: Callable[[], None]):
+    goes_on, undone = threading.Event(), threading.Event()
+
+    def take_long() -> None:
+        interrupt()
+        goes_on.wait()
+
+    with pytest.raises(Interrupt):
+        undisturbed(take_long, lambda _: undone.set(), stop=goes_on.set, patience_s=0)
+    assert undone.wait(20)
+
+
+def test_what_comes_to_its_end_is_not_stopped():
+    assert undisturbed(lambda: 1, stop=lambda: pytest.fail("it has ended")) == 1
+
+
 def test_a_handler_may_call_what_its_thread_waits_for():
     """As one does that kills a sandbox while a command of it is waited for."""
     heard = threading.Event()
