@@ -1,11 +1,11 @@
-"""The owner's end of the control socket: one thread a sandbox, which is its only reader and its clock.
+"""The owner's end of the control socket: a poller's thread is its only reader and its clock.
 
 Callers register a Listener under a fresh id and send a message; the thread hands each reply to its listener
 and wakes listeners at their deadlines. It also watches other descriptors of theirs, such as a command's
-pipes. Listeners run on that thread, must not block, and raise nothing but ValueError, on a message that
-breaks the protocol: that ends the channel, as anything else does. Sending never blocks: what the socket does
-not take is queued and goes out from the thread, so a sandbox that stops reading can hold up neither its owner
-nor its own timeouts.
+pipes. Listeners run on that thread, which serves other sandboxes too: they must not block, and raise nothing
+but ValueError, on a message that breaks the protocol: that ends the channel, as anything else does. Sending
+never blocks: what the socket does not take is queued and goes out from the thread, so a sandbox that stops
+reading can hold up neither its owner nor its own timeouts.
 """
 
 import errno
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.clock import Clock
+from sandbox import poller
 from sandbox.forks import leave_in_children
 from sandbox.wire import FRAME_BYTES, Frame, Kind, decode, encode
 
@@ -34,7 +35,8 @@ _GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ECONNREF
 
 
 class Listener(Protocol):
-    """Whoever waits for replies. All methods run on the channel's thread."""
+    """Whoever waits for replies. All methods run on the thread of the channel's poller, but for `on_lost`,
+    which the channel's end calls."""
 
     def on_frame(self, frame: Frame) -> bool:
         """Takes one reply; True when no more will come, which frees the id."""
@@ -60,7 +62,7 @@ class _Outgoing:
 
 
 class Channel:
-    """Thread-safe. Owns the socket; `close` ends the thread and tells every listener that it is lost."""
+    """Thread-safe. Owns the socket; `close` ends it and tells every listener that it is lost."""
 
     def __init__(self, sock: socket.socket, clock: Clock, *, name: str) -> None:
         self._socket = sock
@@ -72,30 +74,33 @@ class Channel:
         self._last_id = 0
         self._lost = False
         self._closing = False
-        self._polls_until: int | None = 0  # when the thread wakes by itself; None = never
+        self._polls_until: int | None = 0  # when there is a turn whatever comes; None = never
         self._epoll = select.epoll()
         self._epoll.register(_BELL, select.EPOLLIN | select.EPOLLONESHOT)
         self._epoll.register(sock, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._name = name
+        self._poller: poller.Poller | None = None
+        self._ender: threading.Thread | None = None
+        self._is_over = threading.Event()
         self._on_end: Callable[[], None] = lambda: None
         leave_in_children(self)
 
     @property
     def name(self) -> str:
         """Of the sandbox."""
-        return self._thread.name
+        return self._name
 
     def start(self, supervisor: Listener, on_end: Callable[[], None]) -> None:
-        """Starts the thread. `supervisor` is a listener for the sandbox as a whole and the first to learn of
-        its end; `on_end` is the thread's last call, when all listeners know, and may block. OSError when the
-        host has no thread left; the socket is then the caller's to close."""
+        """Has it served. `supervisor` is a listener for the sandbox as a whole and the first to learn of its
+        end; `on_end` is the last call, when all listeners know, and may block. OSError when the host has no
+        thread or descriptor left; the socket is then the caller's to close."""
         self._listeners[0] = supervisor
         self._on_end = on_end
         try:
-            self._thread.start()
-        except RuntimeError as error:
+            self._poller = poller.serve(self)
+        except BaseException:
             self._epoll.close()
-            raise OSError(errno.EAGAIN, f"{error} for {self._thread.name}") from error
+            raise
 
     def new_id(self) -> int:
         """One that no listener has had."""
@@ -162,16 +167,25 @@ class Channel:
             self._kick()
 
     def close(self) -> None:
-        """Ends the channel. Idempotent; waits for the thread unless called on it."""
+        """Ends the channel. Idempotent; waits until it is over, unless called on a thread that has to see to
+        that."""
         with self._lock:
             self._closing = True
             self._kick()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._poller is None or self._poller.is_this_thread():
+            return
+        if self._ender is not threading.current_thread():
+            self._is_over.wait()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Whether it is over, and all that its end calls has been; waits for that."""
+        return self._is_over.wait(timeout_s)
 
     def leave(self) -> None:
         """In a child of a fork: the sandbox is its parent's, and ends with that."""
-        self._lock, self._lost = threading.Lock(), True
+        self._lock, self._lost, self._poller = threading.Lock(), True, None
+        self._is_over = threading.Event()
+        self._is_over.set()
         self._listeners.clear()
         self._watched.clear()
         self._epoll.close()
@@ -200,14 +214,12 @@ class Channel:
         if not self._lost:  # afterwards it is closed
             self._epoll.modify(_BELL, select.EPOLLIN | select.EPOLLONESHOT)
 
-    def _run(self) -> None:
-        try:
-            while not self._closing and self._turn():
-                pass
-        finally:
-            self._end()
+    def fileno(self) -> int:
+        """For the poller, as what follows."""
+        return self._epoll.fileno()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        self._ender = threading.current_thread()
         with self._lock:
             self._lost = True
             listeners = list(self._listeners.values())
@@ -217,16 +229,17 @@ class Channel:
                 _close_all(message.fds)
             self._outgoing.clear()
         with ExitStack() as steps:  # last in, first out; each is taken even when the one before it fails
+            steps.callback(self._is_over.set)
             steps.callback(self._on_end)
             steps.callback(self._epoll.close)
             steps.callback(self._socket.close)
             for listener in reversed(listeners):
                 steps.callback(listener.on_lost)
 
-    def _turn(self) -> bool:
-        """One round: wait, send, receive, deadlines. False at the end of the stream."""
-        alive = True
-        for fd, events in self._epoll.poll(self._timeout_s(), _MAX_EVENTS):
+    def turn(self) -> bool:
+        """Send, receive, deadlines. False at the end of the stream."""
+        alive = not self._closing
+        for fd, events in self._epoll.poll(0, _MAX_EVENTS) if alive else ():
             if fd == self._socket.fileno():
                 alive = self._serve_socket(events) and alive
             elif (on_ready := self._watched.get(fd)) is not None:
@@ -234,7 +247,7 @@ class Channel:
         self._fire_deadlines()
         return alive
 
-    def _timeout_s(self) -> float | None:
+    def wait_s(self) -> float | None:
         with self._lock:
             listeners = list(self._listeners.values())
             deadlines = [deadline for each in listeners if (deadline := each.deadline_ns()) is not None]
@@ -260,9 +273,9 @@ class Channel:
         return True
 
     def _receive(self) -> bool:
-        """All that is there; False at the end, and where the protocol is broken: such a sandbox is no longer
-        ours to talk to."""
-        while True:
+        """What is there, up to a bound; False at the end, and where the protocol is broken: such a sandbox is
+        no longer ours to talk to."""
+        for _ in range(_MAX_EVENTS):
             try:
                 data, fds = receive(self._socket)
             except BlockingIOError:
@@ -277,6 +290,7 @@ class Channel:
                 return False
             finally:
                 _close_all(fds)
+        return True
 
     def _dispatch(self, frame: Frame) -> None:
         with self._lock:

@@ -203,7 +203,7 @@ class Life:
         return False
 
     def on_lost(self) -> None:
-        """Channel thread: the stream has ended, by us or by itself."""
+        """At the channel's end: the stream has ended, by us or by itself."""
         self.end("lost")
 
     def deadline_ns(self) -> int | None:

@@ -59,7 +59,8 @@ class Call:
 
 class RunningCommand(Named):
     """A command that has been started. `future` holds the CommandResult, or the error that kept it from
-    starting; it cannot be cancelled, `kill` ends the command. Thread-safe."""
+    starting; it cannot be cancelled, `kill` ends the command. What is called when it is done must not block:
+    its thread serves other sandboxes too. Thread-safe."""
 
     def __init__(
         self, call: Call, channel: Channel, host: Host, clock: Clock, log: SandboxLog | None

@@ -344,7 +344,7 @@ class Sandbox(Named):
             raise self._release_error
 
     def _release(self) -> None:
-        """Channel thread, its last act: however the sandbox ended, it leaves nothing behind."""
+        """The channel's last act: however the sandbox ended, it leaves nothing behind."""
         refused = self._refused()
         try:
             with translated(f"removing sandbox {self.id}", sandbox_id=self.id):

@@ -152,7 +152,7 @@ def test_it_is_its_owners_to_read_alone(box: Sandbox, state_dir: Path):
 
 def test_a_sandbox_that_ends_by_itself_is_in_it_with_the_reason(create, state_dir: Path):
     box = create(lifetime_s=0.05)
-    box._channel._thread.join(30)
+    box._channel.join(30)
     assert deeds(state_dir, box) == ["create", "end"]
     assert last(state_dir, box, "end")["reason"] == "expired"
 

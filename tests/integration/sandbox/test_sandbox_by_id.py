@@ -112,7 +112,7 @@ def test_a_shorter_lifetime_ends_it_and_a_longer_one_does_not(create: Create):
     running = box.commands.start("sleep 600", timeout_s=600)
     box.set_timeout(0.05)
     assert running.wait(60).reason == "killed"
-    box._channel._thread.join(60)
+    box._channel.join(60)
     assert box.ended is not None
     assert box.ended.reason == "expired"
 
@@ -120,7 +120,7 @@ def test_a_shorter_lifetime_ends_it_and_a_longer_one_does_not(create: Create):
 def test_an_idle_time_is_set_later(create: Create):
     box = create()
     box.set_timeout(idle_s=0.05)
-    box._channel._thread.join(60)
+    box._channel.join(60)
     assert box.ended is not None
     assert box.ended.reason == "idle"
 

@@ -24,7 +24,7 @@ from sandbox.journal import Journal
 
 
 def wait_until_gone(box: Sandbox) -> SandboxGone:
-    box._channel._thread.join()  # which ends with the sandbox
+    box._channel.join()  # which ends with the sandbox
     with pytest.raises(SandboxGone) as caught:
         box.commands.run("true")
     return caught.value

@@ -103,7 +103,7 @@ class Harness:
             os.close(fd)
         self.report.close()
         self.theirs.close()
-        self.channel._thread.join()
+        self.channel.join()
 
 
 def count_fds() -> int:
@@ -193,7 +193,7 @@ def test_an_exit_that_breaks_the_protocol_is_the_end(ending: int, value: int, by
     with connect() as harness:
         packet = struct.pack("=IIII", 1, Kind.EXIT, ending, value)
         send(harness.report if by_report else harness.theirs, packet)
-        harness.channel._thread.join(10)  # the sandbox's end of the socket is still open
+        harness.channel.join(10)  # the sandbox's end of the socket is still open
         assert harness.owner.released
         assert harness.command.wait(0).reason == "lost"
 
@@ -240,7 +240,7 @@ def test_a_terminal_that_is_none_is_the_end(path: str):
         _, (words, report) = take(harness.theirs)
         with socket.socket(fileno=report) as theirs, Path(path).open("rb") as file:
             send(theirs, encode(0, Kind.TERMINAL), (file.fileno(),))
-            harness.channel._thread.join(10)
+            harness.channel.join(10)
         assert command.wait(0).reason == "lost"
         os.close(words)
 

@@ -1,0 +1,196 @@
+"""Few threads serve all sandboxes of a process: each has a turn when something has come for it or is due.
+
+With a thread for each, whatever walks all threads of the machine would walk these too: `pivot_root` does, at
+every create.
+"""
+
+import errno
+import heapq
+import os
+import select
+import sys
+import threading
+import time
+from typing import Protocol
+
+from sandbox.forks import leave_in_children
+
+_MOST_EVENTS = 64
+_NUM_POLLERS = min(4, os.cpu_count() or 1)  # a sandbox that prints without end holds up those of one
+
+
+class Served(Protocol):
+    """What has turns. Its methods are for its poller's thread, and none but `end` may block."""
+
+    @property
+    def name(self) -> str: ...
+
+    def fileno(self) -> int:
+        """A descriptor that can be read when a turn is due; the same one until `end`."""
+        ...
+
+    def turn(self) -> bool:
+        """Takes what has come, a bounded part of it; False when that was the last turn."""
+        ...
+
+    def wait_s(self) -> float | None:
+        """How long until a turn is due whatever comes, None for never; asked after each turn."""
+        ...
+
+    def end(self) -> None:
+        """After the last turn, on a thread of its own. May block."""
+        ...
+
+
+class Poller:
+    """A thread, for as long as it has somebody to serve. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._begin()
+        leave_in_children(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()  # guards what follows
+        self._epoll: select.epoll | None = None
+        self._thread: threading.Thread | None = None
+        self._served: dict[int, Served] = {}
+
+    @property
+    def num_served(self) -> int:
+        return len(self._served)
+
+    def is_this_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def serve(self, served: Served) -> None:
+        """From now on. Its descriptor must be readable now, so that it has its first turn at once. OSError
+        when the host has no thread or descriptor left."""
+        fd = served.fileno()
+        with self._lock:
+            if self._epoll is not None:
+                self._epoll.register(fd, select.EPOLLIN)
+                self._served[fd] = served
+                return
+            self._epoll = select.epoll()
+            try:
+                self._epoll.register(fd, select.EPOLLIN)
+                self._served[fd] = served
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._epoll,), name="sandboxes", daemon=True
+                )
+                self._thread.start()
+            except BaseException as error:
+                self._served.clear()
+                self._close()
+                if isinstance(error, RuntimeError):
+                    raise OSError(errno.EAGAIN, f"{error} for {served.name}") from error
+                raise
+
+    def leave(self) -> None:
+        """In a child of a fork, which has none of its parent's threads and sandboxes."""
+        if self._epoll is not None:
+            self._epoll.close()
+        self._begin()
+
+    def _close(self) -> None:
+        if self._epoll is not None:
+            self._epoll.close()
+        self._epoll = self._thread = None
+
+    def _run(self, epoll: select.epoll) -> None:
+        agenda = _Agenda()
+        while True:
+            ready = [fd for fd, _ in epoll.poll(agenda.wait_s(), _MOST_EVENTS)]
+            for fd in dict.fromkeys([*ready, *agenda.take_due()]):
+                if not self._give_turn(epoll, fd, agenda):
+                    return
+
+    def _give_turn(self, epoll: select.epoll, fd: int, agenda: "_Agenda") -> bool:
+        """False when that was the last turn of all. A fault ends who has it, and nobody else."""
+        if (served := self._served.get(fd)) is None:
+            return True
+        try:
+            if served.turn():
+                agenda.put(fd, served.wait_s())
+                return True
+        except Exception:
+            _tell()
+        return not self._part(epoll, served, agenda)
+
+    def _part(self, epoll: select.epoll, served: Served, agenda: "_Agenda") -> bool:
+        """Whether it was the last one; nothing of this thread's is left then."""
+        fd, thread = served.fileno(), None
+        agenda.put(fd, None)
+        with self._lock:
+            epoll.unregister(fd)
+            del self._served[fd]
+            if not self._served:
+                thread = self._thread
+                self._close()
+        try:
+            threading.Thread(target=_end, args=(served, thread), name=served.name, daemon=True).start()
+        except RuntimeError:  # the host has no thread left: the others wait meanwhile
+            try:
+                served.end()
+            except Exception:
+                _tell()
+        return thread is not None
+
+
+class _Agenda:
+    """Who has a turn when, by descriptor. For one thread."""
+
+    def __init__(self) -> None:
+        self._due_s: dict[int, float] = {}
+        self._order: list[tuple[float, int]] = []  # a heap, in which some entries are outdated
+
+    def put(self, fd: int, wait_s: float | None) -> None:
+        """In place of what was there."""
+        if wait_s is None:
+            self._due_s.pop(fd, None)
+            return
+        self._due_s[fd] = due_s = time.monotonic() + wait_s
+        heapq.heappush(self._order, (due_s, fd))
+        if len(self._order) > 2 * len(self._due_s) + 64:
+            self._order = [(due_s, fd) for fd, due_s in self._due_s.items()]
+            heapq.heapify(self._order)
+
+    def wait_s(self) -> float | None:
+        """Until the next is due; None where none is."""
+        while self._order and self._is_outdated(*self._order[0]):
+            heapq.heappop(self._order)
+        return max(0.0, self._order[0][0] - time.monotonic()) if self._order else None
+
+    def take_due(self) -> list[int]:
+        """They have to be put anew."""
+        found: list[int] = []
+        while self.wait_s() == 0.0:
+            found.append(heapq.heappop(self._order)[1])
+            del self._due_s[found[-1]]
+        return found
+
+    def _is_outdated(self, due_s: float, fd: int) -> bool:
+        return self._due_s.get(fd) != due_s
+
+
+def _end(served: Served, thread: threading.Thread | None) -> None:
+    if thread is not None:
+        thread.join()  # so that nobody finds it who waits for the end
+    served.end()
+
+
+def _tell() -> None:
+    """As of a thread that ends with it."""
+    kind, value, trace = sys.exc_info()
+    if kind is not None:
+        threading.excepthook(threading.ExceptHookArgs((kind, value, trace, threading.current_thread())))
+
+
+_pollers = tuple(Poller() for _ in range(_NUM_POLLERS))
+
+
+def serve(served: Served) -> Poller:
+    """By the one that has the fewest. Raises as `Poller.serve`."""
+    poller = min(_pollers, key=lambda each: each.num_served)
+    poller.serve(served)
+    return poller

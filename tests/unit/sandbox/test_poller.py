@@ -1,0 +1,184 @@
+"""Everybody who is served has their turns and one end, whatever becomes of the others."""
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.poller import Poller, _Agenda
+
+PATIENCE_S = 10
+
+
+@dataclass
+class Counter:
+    """Has a turn for each byte of a pipe, and for each time that it is due."""
+
+    due_s: list[float] = field(default_factory=list[float])
+    raises: bool = False
+    name: str = "counter"
+    turns: int = 0
+    ended_on: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self.reading, self.writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.ended, self.turned = threading.Event(), threading.Semaphore(0)
+        self.ring()
+
+    def ring(self, data: bytes = b"x") -> None:
+        os.write(self.writing, data)
+
+    def fileno(self) -> int:
+        return self.reading
+
+    def turn(self) -> bool:
+        try:
+            data = os.read(self.reading, 1)
+        except BlockingIOError:
+            data = b""
+        self.turns += 1
+        self.turned.release()
+        if self.raises:
+            raise LookupError
+        return data != b"."
+
+    def wait_s(self) -> float | None:
+        return self.due_s.pop() if self.due_s else None
+
+    def end(self) -> None:
+        self.ended_on = threading.current_thread()
+        os.close(self.reading)
+        os.close(self.writing)
+        self.ended.set()
+
+    def wait_for_turns(self, count: int) -> None:
+        for _ in range(count):
+            assert self.turned.acquire(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def poller() -> Iterator[Poller]:
+    one = Poller()
+    yield one
+    assert one.num_served == 0
+
+
+def count_fds() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_each_has_turns_and_the_thread_ends_with_the_last(poller: Poller):
+    before, thread = count_fds(), None
+    counters = [Counter() for _ in range(30)]
+    for one in counters:
+        poller.serve(one)
+    thread = poller._thread
+    for one in counters:
+        one.ring(b"xx.")
+        one.wait_for_turns(4)
+        assert one.ended.wait(PATIENCE_S)
+    assert [one.turns for one in counters] == [4] * 30
+    assert thread is not None
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert count_fds() == before
+
+
+def test_it_serves_again_after_its_last(poller: Poller):
+    for _ in range(50):
+        one = Counter()
+        poller.serve(one)
+        one.ring(b".")
+        assert one.ended.wait(PATIENCE_S)
+
+
+def test_a_turn_comes_when_it_is_due(poller: Poller):
+    one = Counter(due_s=[0.0, 0.01, 0.0])
+    poller.serve(one)
+    one.wait_for_turns(4)
+    one.ring(b".")
+    assert one.ended.wait(PATIENCE_S)
+    assert one.turns == 5
+
+
+def test_who_is_always_ready_holds_nobody_up(poller: Poller):
+    loud, still = Counter(due_s=[0.0] * 1_000_000), Counter()
+    poller.serve(loud)
+    poller.serve(still)
+    loud.wait_for_turns(100)
+    still.ring()
+    still.wait_for_turns(2)
+    for one in (loud, still):
+        one.ring(b".")
+        assert one.ended.wait(PATIENCE_S)
+
+
+def test_a_fault_ends_who_has_it(poller: Poller, monkeypatch: pytest.MonkeyPatch):
+    seen: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
+    good, bad = Counter(), Counter(raises=True)
+    poller.serve(good)
+    poller.serve(bad)
+    assert bad.ended.wait(PATIENCE_S)
+    assert seen == [LookupError]
+    good.wait_for_turns(1)
+    good.ring(b".")
+    assert good.ended.wait(PATIENCE_S)
+
+
+def test_an_end_is_on_a_thread_of_its_own_where_there_is_one(poller: Poller, monkeypatch: pytest.MonkeyPatch):
+    one, other = Counter(), Counter()
+    poller.serve(one)
+    poller.serve(other)
+    own = poller._thread
+    one.ring(b".")
+    assert one.ended.wait(PATIENCE_S)
+    assert one.ended_on is not own
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(threading.Thread, "start", refuse)
+        other.ring(b".")
+        assert other.ended.wait(PATIENCE_S)
+    assert other.ended_on is own
+
+
+def test_a_forked_child_serves_its_own_alone(poller: Poller):
+    theirs = Counter()
+    poller.serve(theirs)
+    theirs.wait_for_turns(1)
+    child = os.fork()
+    if child == 0:
+        ours = Counter()
+        poller.serve(ours)
+        ours.ring(b".")
+        os._exit(0 if ours.ended.wait(PATIENCE_S) and poller.num_served == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    theirs.ring(b".")
+    assert theirs.ended.wait(PATIENCE_S)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.just(0.0), st.just(3600.0))), max_size=400)
+)
+def test_an_agenda_knows_what_was_put_last(puts: list[tuple[int, float | None]]):
+    agenda, known = _Agenda(), dict[int, float]()
+    for fd, wait_s in puts:
+        agenda.put(fd, wait_s)
+        known.pop(fd, None)
+        if wait_s is not None:
+            known[fd] = wait_s
+    due = {fd for fd, wait_s in known.items() if wait_s == 0}
+    assert (agenda.wait_s() == 0) == bool(due)
+    found = agenda.take_due()
+    assert sorted(found) == sorted(due)
+    left = agenda.wait_s()
+    assert (left is None) == (len(known) == len(due))
+    assert len(agenda._order) <= 2 * len(known) + 65
