@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 from sandbox.errors import CapacityError
-from sandbox.forks import free_in_children
+from sandbox.forks import close_left, free_in_children, leave_in_children
 from sandbox.substrates.base import UIDS_A_SANDBOX
 
 # Between SSSD's ids for users of a directory (to 2,000,200,000) and systemd's for files of others (from
@@ -32,10 +32,11 @@ class RootRanges:
     def __init__(self, book: Path = _BOOK) -> None:
         """OSError where the book cannot be opened."""
         book.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        self._book = os.open(book, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._book: int | None = os.open(book, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._lock = threading.Lock()
         # A lock does not keep out who has it. Apart, so that a full stretch is not looked through each time.
         self._held: tuple[set[int], set[int]] = set(), set()
+        leave_in_children(self)
 
     def draw(self) -> int:
         """The first id of a range that no other sandbox of root's has. CapacityError where all are taken."""
@@ -59,10 +60,20 @@ class RootRanges:
                     self._set(first, fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """Gives back all."""
-        os.close(self._book)
+        """Gives back all. Idempotent."""
+        book, self._book = self._book, None
+        if book is not None:
+            os.close(book)
+
+    def leave(self) -> None:
+        """In a child of a fork: what is held stays the parent's, whose locks these are."""
+        self._lock, self._held = threading.Lock(), (set(), set())
+        book, self._book = self._book, None
+        close_left(book)
 
     def _set(self, first: int, kind: int) -> bool:
+        if self._book is None:
+            return False
         request = _LOCK.pack(kind, os.SEEK_SET, first // UIDS_A_SANDBOX, 1, 0)
         try:
             fcntl.fcntl(self._book, fcntl.F_OFD_SETLK, request)
