@@ -112,24 +112,16 @@ def enter(namespace: int | None) -> None:
         raise OSError(number, f"enter a network namespace: {os.strerror(number)}")
 
 
-def make_link(uplink: int, state: str, watch: Callable[[int], None], last: int | None = None) -> Link:
+def make_link(uplink: int, state: str, watch: Callable[[int], None]) -> Link:
     """A fresh namespace and veth, labelled for an audit with the state directory's key and this process.
     `watch` gets the host end's ifindex, in the uplink's namespace, before the sandbox's end exists for
-    anyone. `last` is the ifindex of the host end before this one, whose route to groups (multicast) goes: the
-    kernel looks through those of all links at each that begins to carry. CapacityError when no address is
-    free, OSError when the kernel refuses; leaves nothing then. Blocks for some milliseconds."""
-
-    def begin(ifindex: int) -> None:
-        watch(ifindex)
-        if last is not None:
-            with suppress(OSError):  # it is gone, or does not carry yet: then its route stays
-                rtnetlink.carry_out([rtnetlink.remove_groups(last)])
-
+    anyone and before it carries. CapacityError when no address is free, OSError when the kernel refuses;
+    leaves nothing then. Blocks for some milliseconds."""
     for _ in range(_ATTEMPTS):
         number = secrets.randbelow(POOL_4.num_addresses - 2) + 1
         namespace = new_namespace()
         try:
-            return _connect(uplink, namespace, number, state, begin)
+            return _connect(uplink, namespace, number, state, watch)
         except FileExistsError:
             os.close(namespace)
         except BaseException:
@@ -165,6 +157,25 @@ def _connect(uplink: int, namespace: int, number: int, state: str, watch: Callab
         run_in(uplink, lambda: _delete(ifindex))
         raise
     return Link(name, ifindex, namespace, (prefix_of(addresses[0]), prefix_of(addresses[1])))
+
+
+def remove_groups(ifindex: int) -> bool:
+    """Removes the route to groups (multicast) of a host end in the calling thread's namespace. The kernel
+    adds it some time after the link is up, and looks through those of all at each that begins to carry.
+    False where it has not come yet, or the kernel refuses; True also where the link is gone."""
+    try:
+        rtnetlink.carry_out([rtnetlink.remove_groups(ifindex)])
+    except OSError:
+        return not _is_there(ifindex)
+    return True
+
+
+def _is_there(ifindex: int) -> bool:
+    try:
+        socket.if_indextoname(ifindex)
+    except OSError:
+        return False
+    return True
 
 
 def remove_link(uplink: int, link: Link) -> None:

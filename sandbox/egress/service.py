@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from sandbox.privileged.addresses import Addresses
 from sandbox.privileged.denials import CONTROL_PORTS, NOWHERE, POOL_4, POOL_6
 from sandbox.refusals import Attempt
 
+_MOST_ROUTED = 256
 _RESOLVERS_FILE = Path("/etc/resolv.conf")
 _HINT = "use network='none', or see `dockyard doctor`"
 _log = logging.getLogger("dockyard.sandbox")
@@ -74,7 +76,8 @@ class Egress:
         self._lock = threading.Lock()  # guards what follows
         self._connections: dict[int, Connection] = {}
         self._state = cgroups.state_key(state_dir)
-        self._last: int | None = None  # ifindex of the link that was made last
+        # Links whose route to groups goes when the next one is made; beyond so many, the oldest keep theirs.
+        self._routed: deque[int] = deque(maxlen=_MOST_ROUTED)
         with ExitStack() as on_failure:
             self._uplink = links.open_namespace(uplink)
             on_failure.callback(os.close, self._uplink)
@@ -163,9 +166,22 @@ class Egress:
             self.fence.shut()
 
     def _make_link(self) -> links.Link:
-        link = links.make_link(self._uplink, self._state, self.fence.watch_link, self._last)
-        self._last = link.ifindex
+        """On any thread, and on several at a time."""
+        link = links.make_link(self._uplink, self._state, self._watch)
+        with self._lock:
+            self._routed.append(link.ifindex)
         return link
+
+    def _watch(self, ifindex: int) -> None:
+        """In the uplink's namespace, before the link carries: the fewer routes to groups there are, the less
+        that costs. One that has not come yet is looked for again at the next link."""
+        self.fence.watch_link(ifindex)
+        with self._lock:
+            routed = list(self._routed)
+            self._routed.clear()
+        left = [each for each in routed if not links.remove_groups(each)]
+        with self._lock:
+            self._routed.extend(left)
 
     def _discard(self, link: links.Link) -> None:
         links.remove_link(self._uplink, link)

@@ -4,14 +4,16 @@ import json
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sandbox_internet import wait_until
 
 from sandbox.egress import links, rtnetlink
+from sandbox.egress.service import Egress
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces")
 
@@ -97,7 +99,7 @@ def test_a_link_is_as_ip_makes_it(namespaces: Callable[[], int], monkeypatch: py
     by_ip(theirs, inner)
     link = by_us(monkeypatch, ours)
     try:
-        assert everything(ours) == everything(theirs)
+        wait_until(lambda: everything(ours) == everything(theirs))  # once both carry
         assert everything(link.namespace) == everything(inner)
         (host_end,) = links.host_ends(ours)
         assert (host_end.name, host_end.state, host_end.owner.pid) == (link.name, "test", os.getpid())
@@ -114,19 +116,35 @@ def groups_behind(uplink: int) -> set[str]:
     return {each["dev"] for each in json.loads(done.stdout or "[]")}
 
 
-def test_only_the_last_link_has_a_route_to_groups(namespaces: Callable[[], int]) -> None:
+def test_a_route_to_groups_goes_once_it_is_there(namespaces: Callable[[], int]) -> None:
+    uplink = namespaces()
+    early: list[bool] = []
+    link = links.make_link(uplink, "test", lambda ifindex: early.append(links.remove_groups(ifindex)))
+    assert early == [False]
+    wait_until(lambda: groups_behind(uplink) == {link.name})  # once it carries
+    assert links.run_in(uplink, lambda: links.remove_groups(link.ifindex))
+    assert groups_behind(uplink) == set()
+    links.remove_link(uplink, link)
+    assert links.run_in(uplink, lambda: links.remove_groups(link.ifindex))  # it is gone with it
+
+
+def test_routes_to_groups_go_however_many_make_links(namespaces: Callable[[], int], tmp_path: Path) -> None:
     """At each that comes up, the kernel goes through those of all."""
     uplink = namespaces()
-    first = links.make_link(uplink, "test", lambda _: None)
-    give_up_s = time.monotonic() + 30.0
-    while groups_behind(uplink) != {first.name}:  # once it carries
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
-    second = links.make_link(uplink, "test", lambda _: None, first.ifindex)
-    assert groups_behind(uplink) <= {second.name}
-    links.remove_link(uplink, first)
-    third = links.make_link(uplink, "test", lambda _: None, first.ifindex)  # it is gone: no matter
-    for each in (second, third):
+    place = Path(f"/proc/self/fd/{uplink}")
+    egress = Egress(tmp_path, uplink=place, nameserver=("198.51.100.53", 53), num_spare=0)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            made = [each.result() for each in [threads.submit(egress._make_link) for _ in range(20)]]
+
+        def has_only_its_own() -> bool:
+            made.append(egress._make_link())
+            return groups_behind(uplink) <= {made[-1].name}
+
+        wait_until(has_only_its_own)  # once they all carry
+    finally:
+        egress.close()
+    for each in made:
         links.remove_link(uplink, each)
 
 
