@@ -163,16 +163,16 @@ class Engine:
         self._loading.advance(now_ns, idle=0 < loading == len(self._intake.sequences))
         plan = self._scheduler.schedule(now_ns)
         begun = self._residence.carry_out(plan.orders)
-        chunks, starved = self._still_there(plan.chunks, begun), self._residence.take_starved()
+        again, unbegun = self._begin_again(), self._residence.take_starved()
+        chunks = [chunk for chunk in plan.chunks if chunk.sequence not in again]
         self._stamp(begun, chunks)
         try:
             ran = self._forward.run(chunks) if chunks else Ran()
         except StageInterrupted:
             ran = Ran()
-        ran.starved.extend(starved)
-        if not ran.chunks and not ran.starved:
+        if not ran.chunks and not ran.starved and not unbegun:
             return StepResult()
-        result = self._postprocessing.run(ran, self._clock.now_ns())
+        result = self._postprocessing.run(ran, unbegun, self._clock.now_ns())
         if self.events is not None:
             self.events.cut(time.time())
         return result
@@ -248,15 +248,16 @@ class Engine:
         """Tells of a tier's blocks."""
         return None if self.events is None else TierEvents(self.events, self.pool.block_tokens, medium)
 
-    def _still_there(self, chunks: list[Chunk], begun: list[Sequence]) -> list[Chunk]:
-        """Those whose sequences have what they go on from; the others compute it again."""
-        again = self._residence.take_lost()
+    def _begin_again(self) -> set[Sequence]:
+        """Preempt those that have not what they go on from, which is computed again, and tell which."""
+        residence, scheduler = self._residence, self._scheduler
+        again = residence.take_lost()
         for sequence in again:
-            self._scheduler.start_again(sequence)
-        if self._residence.is_short:
-            self._scheduler.begin_again(begun)
-            again += begun
-        return [chunk for chunk in chunks if chunk.sequence not in again] if again else chunks
+            scheduler.start_again(sequence)
+        unbegun, bad = residence.take_unbegun(), residence.bad_blocks
+        if unbegun or bad:
+            again += scheduler.begin_again(unbegun, bad)
+        return set(again)
 
     def _stamp(self, begun: list[Sequence], chunks: list[Chunk]) -> None:
         """When hand-offs were adopted, and when what runs did so first; what was prefetched is used now."""

@@ -38,12 +38,13 @@ class Postprocessing:
         self._scheduler, self._residence, self._intake = scheduler, residence, intake
         self._eos_ids = weights.model.eos_ids
 
-    def run(self, ran: Ran, now_ns: int) -> StepResult:
-        """What has run is taken in, and requests without memory end."""
+    def run(self, ran: Ran, unbegun: list[Sequence], now_ns: int) -> StepResult:
+        """What has run is taken in, and requests without memory end: to begin, or for a row."""
         result = StepResult(num_rows=sum(chunk.count for chunk in ran.chunks))
-        for sequence in ran.starved:
+        starved = [(s, _no_memory_to_begin()) for s in unbegun] + [(s, _no_memory(s)) for s in ran.starved]
+        for sequence, error in starved:
             if self._is_here(sequence):
-                self._fail(sequence.request.id, _no_memory(sequence), result)
+                self._fail(sequence.request.id, error, result)
         rows: Iterator[Logits] = (row for logits in ran.logits for row in logits.numpy())
         for chunk in ran.chunks:
             taken = [next(rows) for _ in range(num_logits(chunk))]
@@ -123,6 +124,10 @@ class Postprocessing:
         )  # fmt: skip
         if reason is not None:
             self._intake.end(sequence)
+
+
+def _no_memory_to_begin() -> Overloaded:
+    return Overloaded("there is no memory for this request to begin", hint="try again in a while")
 
 
 def _no_memory(sequence: Sequence) -> Overloaded:

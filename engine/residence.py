@@ -22,8 +22,10 @@ class Residence:
         self._swapped: dict[Sequence, int] = {}  # bytes of host memory that are reserved for it
         self._swapped_bytes = 0
         self._lost: list[Sequence] = []
+        self._unbegun: list[Sequence] = []
         self._starved: list[Sequence] = []
-        self._short = False  # of memory, for something of the orders that were carried out last
+        self._tried: set[Sequence] = set()  # once, to begin
+        self._bad_blocks: set[int] = set()  # by the orders that were carried out last
 
     @property
     def swapped_bytes(self) -> int:
@@ -31,13 +33,14 @@ class Residence:
         return self._swapped_bytes
 
     @property
-    def is_short(self) -> bool:
-        """Whether there was no memory for something that was to come: blocks may hold anything then."""
-        return self._short
+    def bad_blocks(self) -> set[int]:
+        """Those that may hold anything: there was no memory for what was to come to them."""
+        return self._bad_blocks
 
     def carry_out(self, orders: list[Order]) -> list[Sequence]:
-        """All of them, in order; the sequences that have begun or gone on by it. See `is_short`."""
-        self._short = False
+        """All of them, in order; the sequences that were to begin or go on by it. See `bad_blocks` and
+        `take_…` for what there was no memory for."""
+        self._bad_blocks = set()
         for order in orders:
             try:
                 self._carry_out(order)
@@ -45,12 +48,16 @@ class Residence:
                 if not is_out_of_memory(error):
                     raise
                 _log.warning("no memory for KV that was to come: %s", error)
-                self._short = True
                 self._give_up(order)
         return [order.sequence for order in orders if isinstance(order, Begin)]
 
+    def take_unbegun(self) -> list[Sequence]:
+        """Those that have found no memory to begin."""
+        unbegun, self._unbegun = self._unbegun, []
+        return unbegun
+
     def take_starved(self) -> list[Sequence]:
-        """Those for whose windows there was no memory: they would be tried again for ever."""
+        """Of those, the ones that had found none before: they would be tried again for ever."""
         starved, self._starved = self._starved, []
         return starved
 
@@ -80,8 +87,8 @@ class Residence:
 
     def leave(self, sequence: Sequence) -> None:
         """The sequence has ended, or computes again: what it had swapped out goes."""
-        self.tiers.free(self._swapped.pop(sequence, 0))
-        sequence.incoming, sequence.num_incoming = None, 0
+        self._tried.discard(sequence)
+        self._drop_incoming(sequence)
 
     def check_integrity(self, waiting: Container[Sequence]) -> None:
         """Room is reserved for those alone that wait with the state that it holds; raises AssertionError."""
@@ -94,28 +101,42 @@ class Residence:
     def _carry_out(self, order: Order) -> None:
         match order:
             case KeepBlock(block=block, key=key):
-                if self.tiers.keeps_blocks and not self.tiers.keeps_at_once and not self._short:
+                if self.tiers.keeps_blocks and not self.tiers.keeps_at_once and block not in self._bad_blocks:
                     self._keep_block(block, key)
             case LoadBlock(block=block, payload=payload):
                 self._weights.state.import_block(block, payload)
+                self._bad_blocks.discard(block)
             case CopyBlock(source=source, target=target):
                 self._weights.state.copy_block(source, target)
+                if source in self._bad_blocks:
+                    self._bad_blocks.add(target)
+                else:
+                    self._bad_blocks.discard(target)
             case SwapOut(sequence=sequence, held=held):
                 self._swap_out(sequence, held)
             case Begin():
                 self._begin(order)
             case ShowBlock(block=block, key=key):
-                if not self._short:
+                if block not in self._bad_blocks:
                     self.keep([(block, key)])
 
     def _give_up(self, order: Order) -> None:
-        """What there was no memory for is not tried again: it is computed."""
-        if isinstance(order, LoadBlock):
-            self.tiers.drop_block(order.key)
-        elif isinstance(order, Begin):
-            if order.windows is not None:
-                self._starved.append(order.sequence)
-            self.leave(order.sequence)
+        """What was to come and found no memory is not tried again: it is computed. To begin is, once."""
+        match order:
+            case LoadBlock(block=block, key=key):
+                self._bad_blocks.add(block)
+                self.tiers.drop_block(key)
+            case CopyBlock(target=target):
+                self._bad_blocks.add(target)
+            case Begin(sequence=sequence, fresh=fresh):
+                self._bad_blocks.update(fresh)
+                self._unbegun.append(sequence)
+                if sequence in self._tried:
+                    self._starved.append(sequence)
+                self._tried.add(sequence)
+                self._drop_incoming(sequence)
+            case KeepBlock() | SwapOut() | ShowBlock():  # they copy, and do without where there is no memory
+                pass
 
     def _keep_block(self, block: int, key: bytes) -> None:
         state = self._weights.state
@@ -127,7 +148,8 @@ class Residence:
 
     def _swap_out(self, sequence: Sequence, held: Held) -> None:
         state = self._weights.state
-        sequence.incoming = _copied(lambda: state.export(held))
+        whole = self._bad_blocks.isdisjoint(held.blocks)
+        sequence.incoming = _copied(lambda: state.export(held)) if whole else None
         if sequence.incoming is None:
             self.tiers.free(self._weights.bytes_of(held))
             self._lost.append(sequence)
@@ -142,7 +164,11 @@ class Residence:
             self._weights.state.import_windows(held.slot, held.num_positions, order.windows)
         if sequence.incoming is not None:
             self._weights.state.import_(held, sequence.incoming)
-            self.leave(sequence)
+        self.leave(sequence)
+
+    def _drop_incoming(self, sequence: Sequence) -> None:
+        self.tiers.free(self._swapped.pop(sequence, 0))
+        sequence.incoming, sequence.num_incoming = None, 0
 
 
 def _copied(copy: Callable[[], KvPayload]) -> KvPayload | None:

@@ -112,12 +112,9 @@ class BlockPool:
             if self._references[block] == 0:
                 self._free(block)
 
-    def forget(self, *, everywhere: bool = True) -> None:
-        """No content is known any more: the weights have changed, say. Held blocks stay held.
-
-        `everywhere`: what is kept outside the device goes too, as far as events tell.
-        """
-        known = list(self._by_key)
+    def forget(self) -> None:
+        """No content is known any more, here or elsewhere: the weights have changed, say. Held blocks stay
+        held."""
         self._blank += reversed(self._cached)
         self._cached.clear()
         self._leaves.clear()
@@ -125,10 +122,29 @@ class BlockPool:
         self._children.clear()
         self._keys = [None] * len(self._keys)
         self._parents = [None] * len(self._keys)
-        if self._events is not None and everywhere:
+        if self._events is not None:
             self._events.cleared()
-        elif self._events is not None:
-            self._events.removed(known[::-1], "GPU")
+
+    def forget_blocks(self, blocks: Iterable[int]) -> None:
+        """The content of these is not known any more, nor that of known ones behind them: whoever hears of a
+        block has heard of those before it. Held ones stay held."""
+        followers: dict[bytes, list[int]] = {}
+        for block, parent in enumerate(self._parents):
+            if parent is not None:
+                followers.setdefault(parent, []).append(block)
+        left, gone = list(blocks), dict[int, bytes]()
+        while left:
+            block = left.pop()
+            key = self._keys[block]
+            if key is not None and block not in gone:
+                gone[block] = key
+                left += followers.get(key, ())
+        for block in reversed(gone):
+            self._lose(block)
+            if self._cached.pop(block, None) is not None:
+                self._blank.append(block)
+        if self._events is not None:
+            self._events.removed([*gone.values()][::-1], "GPU")
 
     def statistics(self) -> PoolStatistics:
         total, cached, blank = len(self._references), len(self._cached), len(self._blank)
@@ -180,18 +196,25 @@ class BlockPool:
 
     def _evict(self) -> int:
         block = self._oldest_leaf()
-        key, parent = self._keys[block], self._parents[block]
+        key = self._keys[block]
         assert key is not None
         if self.on_evict is not None:
             self.on_evict(block, key)
-        del self._cached[block], self._by_key[key]
-        self._keys[block] = self._parents[block] = None
-        if parent is not None:
-            self._unfollow(parent)
+        del self._cached[block]
+        self._lose(block)
         self._evictions += 1
         if self._events is not None:
             self._events.removed([key], "GPU")
         return block
+
+    def _lose(self, block: int) -> None:
+        """A known block's key."""
+        key, parent = self._keys[block], self._parents[block]
+        assert key is not None
+        del self._by_key[key]
+        self._keys[block] = self._parents[block] = None
+        if parent is not None:
+            self._unfollow(parent)
 
     def _oldest_leaf(self) -> int:
         while self._leaves:

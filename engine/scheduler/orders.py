@@ -44,11 +44,13 @@ class SwapOut:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A sequence goes on in `held.slot` behind its first positions. `windows`: kept ones, of these."""
+    """A sequence goes on in `held.slot` behind its first positions. `windows`: kept ones, of these.
+    `fresh`: blocks that get their content by it, from a state that comes."""
 
     sequence: Sequence
     held: Held
     windows: KvPayload | None
+    fresh: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,11 +167,15 @@ class Scheduler:
         sequence.passes = ()
         self._counts.swapped -= 1
 
-    def begin_again(self, sequences: Iterable[Sequence]) -> None:
-        """What some of these go on from is not there: all are computed again, no block is known any more."""
-        for sequence in [each for each in sequences if each in self.running]:
+    def begin_again(self, unbegun: Iterable[Sequence], blocks: set[int]) -> list[Sequence]:
+        """What `unbegun` ones go on from is not there, and `blocks` hold anything: whoever has one of these
+        is computed again too. All that are."""
+        lost = set(unbegun)
+        again = [s for s in self.running if s in lost or not blocks.isdisjoint(s.blocks)]
+        for sequence in again:
             self._preempt(sequence, swap=False)
-        self._pool.forget(everywhere=False)
+        self._pool.forget_blocks(blocks)
+        return again
 
     def renew(self, model: str, version: str) -> None:
         """The weights have changed: nothing that is cached fits any more, and what runs is computed again."""
@@ -203,14 +207,19 @@ class Scheduler:
         """Make its full blocks known; those that were not, and their keys."""
         found: list[tuple[int, bytes]] = []
         size = self._pool.block_tokens
-        while (sequence.num_registered + 1) * size <= sequence.num_computed:
-            index = sequence.num_registered
-            chain = extend_chain(sequence, self._root(sequence), size, index + 1)
+        first, stop = sequence.num_registered, sequence.num_computed // size
+        if first >= stop:
+            return found
+        chain = extend_chain(sequence, self._root(sequence), size, stop)
+        # Those before may have been forgotten, or another's evicted that was known in place of ours.
+        while first > 0 and not self._pool.knows(chain[first - 1]):
+            first -= 1
+        for index in range(first, stop):
             tokens = sequence.token_ids[index * size : (index + 1) * size]
             parent = chain[index - 1] if index else None
             if self._pool.register(sequence.blocks[index], chain[index], parent, tokens):
                 found.append((sequence.blocks[index], chain[index]))
-            sequence.num_registered += 1
+        sequence.num_registered = stop
         return found
 
     # ------------------------------------------------------------------ who runs
@@ -310,7 +319,8 @@ class Scheduler:
             )
             sequence.resumed = start.resumed
             sequence.chain = [key for key, _ in admission.known]
-        self._orders.append(Begin(sequence, sequence.held(sequence.num_computed), admission.windows))
+        fresh = tuple(sequence.blocks[len(admission.known) :]) if sequence.num_incoming else ()
+        self._orders.append(Begin(sequence, sequence.held(sequence.num_computed), admission.windows, fresh))
         if sequence.incoming is not None:  # not while it is on its way to host memory, in this very step
             self._orders += [ShowBlock(block, key) for block, key in self._register(sequence)]
 

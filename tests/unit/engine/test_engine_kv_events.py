@@ -71,6 +71,8 @@ def added_up(engine: Engine) -> dict[str, set[bytes]]:
             match event:
                 case BlockStored():
                     assert bool(event.token_ids) == (event.medium == "GPU")
+                    if event.medium == "GPU" and event.parent_block_hash is not None:
+                        assert event.parent_block_hash in held["GPU"], "it follows what is not there"
                     held[event.medium or ""] |= set(event.block_hashes)
                 case BlockRemoved():
                     assert set(event.block_hashes) <= held[event.medium or ""]
@@ -97,9 +99,37 @@ def test_what_the_device_alone_forgets_is_elsewhere_still(
     engine.add(Request("again", prompt(100), NEW))
     assert engine.step().num_rows == 0
     held = added_up(engine)
-    assert held["GPU"] == set()
+    assert held["GPU"] == set(), "the one that failed is the first, and the others follow it"
     assert len(kept - held["CPU"]) == 1, "the one that could not be taken"
     drain(engine)
     engine.check_integrity()
     assert added_up(engine)["GPU"] >= kept
+    engine.close()
+
+
+def test_who_goes_on_follows_blocks_that_are_known(
+    tiny_model: Path, cpu_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside another whose block there was no memory for, and behind a cache that has been emptied."""
+    engine = small_engine(tiny_model, kv_events=True, block_tokens=16, tiers=HOST)
+    finish(engine, [Request("r", prompt(100), NEW)])
+    forget_device(engine)
+    engine.add(Request("stream", prompt(40, 1), SamplingParams(max_tokens=40, ignore_eos=True)))
+    engine.step()
+    before, import_block = added_up(engine)["GPU"], engine.state.import_block
+
+    def short(block: int, payload: KvPayload) -> None:
+        monkeypatch.setattr(engine.state, "import_block", import_block)
+        raise MemoryError
+
+    monkeypatch.setattr(engine.state, "import_block", short)
+    engine.add(Request("again", prompt(100), NEW))
+    assert engine.step().num_rows == 1, "the stream goes on"
+    assert added_up(engine)["GPU"] == before
+    assert engine.statistics().scheduler.preemptions == 1
+    sequence = next(s for s in engine._scheduler.running if s.request.id == "stream")
+    engine.pool.forget_blocks(sequence.blocks)
+    assert not added_up(engine)["GPU"] & before
+    drain(engine)
+    assert added_up(engine)["GPU"] >= before
     engine.close()

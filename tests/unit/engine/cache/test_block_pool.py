@@ -118,6 +118,15 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.forget()
         self.contents.clear()
 
+    @rule(blocks=st.sets(st.integers(0, NUM_BLOCKS - 1), max_size=2))
+    def forget_blocks(self, blocks: set[int]) -> None:
+        gone = {self.contents[block] for block in blocks if block in self.contents}
+        for path in sorted(self.contents.values(), key=len):
+            if path[:-1] in gone:
+                gone.add(path)
+        self.pool.forget_blocks(blocks)
+        self.contents = {block: path for block, path in self.contents.items() if path not in gone}
+
     @rule()
     def refuse_to_over_commit(self) -> None:
         with pytest.raises(AssertionError, match="available"):
