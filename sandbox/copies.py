@@ -1,30 +1,16 @@
 """What a sandbox's layer holds, kept as a snapshot or given to forks."""
 
 import secrets
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from typing import Protocol, TypeVar
 
 from sandbox.arguments import check_whole
 from sandbox.errors import translated
 from sandbox.life import Life
 from sandbox.limits import MIB
-from sandbox.making import Made, make
+from sandbox.making import Made
 from sandbox.orders import Order
 from sandbox.snapshots import Snapshot, Snapshots, Source
 from sandbox.substrates.base import HOSTNAME
-
-
-class Fork(Protocol):
-    """A sandbox that has come up."""
-
-    @property
-    def id(self) -> str: ...
-    def kill(self) -> None: ...
-
-
-T = TypeVar("T", bound=Fork)
 
 
 class Copies:
@@ -46,28 +32,6 @@ class Copies:
                 raise
             return kept
 
-    def forks(
-        self, count: int, begin: Callable[[Made], T], copies_of: "Callable[[T], Copies]"
-    ) -> tuple[T, ...]:
-        """See `Sandbox.fork_fs`. `begin` takes over what was made, `copies_of` gives a fork's own."""
-        forks: list[T] = []
-        doing = translated(f"forking sandbox {self._info.id}")
-        with doing, ExitStack() as busy, ExitStack() as on_failure:
-            busy.enter_context(self._life.busy())  # as all are that wait for the last one
-            for number in range(count):
-                # Those after the first are copied from that, which nobody has yet, and this one goes on.
-                still = self._life.held() if number == 0 else nullcontext()
-                source = (copies_of(forks[0]) if forks else self).source()
-                with still, source.opened() as content:
-                    made = make(self._fork_order(), replace(content, of=self._info.id))
-                    forks.append(begin(made))
-                    on_failure.callback(forks[-1].kill)
-                    busy.enter_context(copies_of(forks[-1])._life.busy())
-                    source.check()
-                    self._made.log.write("fork", into=forks[-1].id)
-            on_failure.pop_all()
-        return tuple(forks)
-
     def source(self) -> Source:
         """Where the layer is."""
         info, made = self._info, self._made
@@ -76,7 +40,8 @@ class Copies:
             made.order.state_dir, made.within,
         )  # fmt: skip
 
-    def _fork_order(self) -> Order:
+    def fork_order(self) -> Order:
+        """What a fork is made by: this one's order, the network as it is now."""
         connection = self._made.ownership.connection
         network = "none" if connection is None else connection.network
         return replace(

@@ -5,7 +5,8 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import NoneType, TracebackType
@@ -307,13 +308,27 @@ class Sandbox(Named):
         """
         if n is not None:
             check_whole("n", n, 1, MAX_FORKS)
-        make_all = partial(self._copies.forks, n or 1, Sandbox, self._copies_of)
-        forks = undisturbed(make_all, kill_all)
+        forks = undisturbed(partial(self._forks, n or 1), kill_all)
         return forks[0] if n is None else forks
 
-    @staticmethod
-    def _copies_of(fork: "Sandbox") -> Copies:
-        return fork._copies
+    def _forks(self, count: int) -> "tuple[Sandbox, ...]":
+        forks: list[Sandbox] = []
+        doing = translated(f"forking sandbox {self.id}")
+        with doing, ExitStack() as busy, ExitStack() as on_failure:
+            busy.enter_context(self._life.busy())  # as all are that wait for the last one
+            for _ in range(count):
+                # Those after the first are copied from that, which nobody has yet, and this one goes on.
+                still = nullcontext() if forks else self._life.held()
+                source = (forks[0] if forks else self)._copies.source()
+                with still, source.opened() as content:
+                    made = make(self._copies.fork_order(), replace(content, of=self.id))
+                    forks.append(Sandbox(made))
+                    on_failure.callback(forks[-1].kill)
+                    busy.enter_context(forks[-1]._life.busy())
+                    source.check()
+                    self._made.log.write("fork", into=forks[-1].id)
+            on_failure.pop_all()
+        return tuple(forks)
 
     def _check(self) -> None:
         if (gone := self._life.gone()) is not None:
