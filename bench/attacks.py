@@ -4,8 +4,8 @@
 on both substrates, and those that cannot be expressed here with the reason. The value is the number of open
 doors and of cases that came out otherwise than expected; the target is none. `--quick` leaves out the long
 ones, `--only` runs cases whose name has one of the words. `--user` tries them as an ordinary user whom a
-helper serves, which root starts for that; what only root can make is "not here". Exit code 1 when a door is
-open, a case failed, or something is left over.
+helper serves, which root starts for that; what only root can make or see is "not here". Exit code 1 when a
+door is open, a case failed, or something is left over.
 
 A case whose control succeeded is shown: the attempt was a real one. Without a control it counts as not shown.
 A substrate whose programs this host does not have is "not here"; one that is here and does not work fails.

@@ -261,6 +261,10 @@ def _held(arena: Arena, box: Sandbox) -> int:
     return len(list(Path(f"/proc/{init}/fd").iterdir())) + sum(_parent(each) == init for each in processes)
 
 
+def _hidden() -> str:
+    return "" if os.geteuid() == 0 else "only root can see what init holds"
+
+
 def _parent(process: Path) -> int | None:
     try:
         return int((process / "stat").read_text().rpartition(")")[2].split()[1])
@@ -342,8 +346,8 @@ CASES: tuple[Case, ...] = (
     Case(59, "small-commands", "40 commands that do nothing", _small_commands(40),
          frozenset({"nothing more"}),
          "init holds nothing of a command, and takes its minder in",
-         Shown(_running_commands, "commands that have not ended"), "contained"),
+         Shown(_running_commands, "commands that have not ended"), "contained", needs=_hidden),
     Case(59, "many-small-commands", "10,000 commands that do nothing", _small_commands(10_000),
          frozenset({"nothing more"}), "init holds nothing of a command, and takes its minder in",
-         Shown(_running_commands, "commands that have not ended"), "contained", soak=True),
+         Shown(_running_commands, "commands that have not ended"), "contained", needs=_hidden, soak=True),
 )  # fmt: skip

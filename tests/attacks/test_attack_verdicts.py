@@ -1,6 +1,8 @@
 """The suite itself: an open door is called open, and nothing passes for shown that is not."""
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from bench.attack_cases.model import (
     Outside,
     Probe,
     Seen,
+    Shown,
 )
 from bench.attack_cases.trial import Finding, Outcome, run_case
 from sandbox.policy.calls import MACHINES, NUMBERS, this_machine
@@ -52,6 +55,24 @@ def test_a_probe_that_breaks_is_no_shut_door(arena: Arena):
     finding = run_case(case((), name="find_file"), arena)
     assert finding.outcome == "failed"
     assert "TypeError" in finding.said
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied", "/x"), OSError("no seat")])
+def test_an_error_that_no_sandbox_raises_fails_whoever_tries(
+    arena: Arena, error: OSError, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody's rights excuse it: a case that takes root's says so in `needs`."""
+
+    def deed(_: Arena) -> Seen:
+        raise error
+
+    by_deed = Case(1, "x", "x", deed, frozenset({"EACCES"}), "modes", HERE)
+    by_control = replace(by_deed, attack=case(SHUT).attack, control=Shown(deed, "in a folder"))
+    for uid in (os.geteuid(), 65534):
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        finding = run_case(by_deed, arena)
+        assert (finding.outcome, finding.said) == ("failed", f"{type(error).__name__}: {error}")
+        assert run_case(by_control, arena).outcome == "failed"
 
 
 def test_a_control_that_finds_the_door_shut_fails(arena: Arena):
