@@ -20,9 +20,7 @@ from sandbox.places import default_state_dir, default_toolkit
 
 _REPOSITORY = Path(__file__).parent.parent
 _OURS = ("protocol", "sandbox", "bench")
-_PACKAGES = (
-    *("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "psutil"),
-)
+_THEIRS = ("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "psutil")
 _PATIENCE_S, _STEP_S = 20.0, 0.05
 
 
@@ -70,7 +68,7 @@ def _fill(root: Path, uid: int) -> None:
     shutil.copytree(default_toolkit(default_state_dir()).resolve(), home / "toolkit", symlinks=True)
     for name in _OURS:
         shutil.copytree(_REPOSITORY / name, root / "lib" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in _PACKAGES:
+    for name in _THEIRS:
         for file in importlib.metadata.distribution(name).files or ():
             if ".." not in file.parts and "__pycache__" not in file.parts:
                 target = root / "lib" / file
