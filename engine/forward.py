@@ -45,7 +45,7 @@ class Forward:
 
     def run(self, chunks: list[Chunk]) -> Ran:
         """A row that is alone has two tries. Raises StageInterrupted where nothing has run."""
-        ran, largest, short = Ran(), 0, False
+        ran, largest, short, whole = Ran(), 0, False, True
         tried: _Part = []
         parts = deque(_cut(chunks, self._most_rows))
         while parts:
@@ -55,6 +55,7 @@ class Forward:
             except StageInterrupted:
                 if not ran.chunks:
                     raise
+                whole = False
                 break
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
@@ -74,11 +75,11 @@ class Forward:
                 parts.appendleft(tried := part)
             else:
                 ran.starved.append(part[0].sequence)
-        # The next step tries no more than what fitted, and twice as much after each that does.
+        # The next step tries no more than what fitted, and twice as much after each that had so many rows.
         if short:
             self._most_rows = max(largest, 1)
-        else:
-            self._most_rows = 0 if self._most_rows >= _num_rows(chunks) else 2 * self._most_rows
+        elif whole and _num_rows(chunks) >= self._most_rows:
+            self._most_rows *= 2
         return ran
 
     def _pass(self, part: _Part) -> Tensor:
