@@ -126,7 +126,7 @@ class Engine:
         """Another request that goes on from where a running one is, on the same blocks, with all its tokens.
 
         Its outputs count on from there. `sampling`: its own, or the other's. Raises InvalidRequest, and
-        Overloaded where it would have to wait in a full queue.
+        Overloaded where it would have to wait in a full queue, or there is no memory for it.
         """
         self._check_open()
         self._intake.fork(request_id, fork_id, sampling)

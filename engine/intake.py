@@ -12,6 +12,7 @@ from engine.residence import Residence
 from engine.sampling.step_sampler import StepSampler
 from engine.scheduler.pace import Pace
 from engine.scheduler.scheduler import Scheduler
+from engine.shortage import is_out_of_memory
 from engine.validation import check_request
 from engine.weights import Weights
 from protocol.clock import Clock
@@ -75,7 +76,8 @@ class Intake:
         self._enqueue(sequence)
 
     def fork(self, request_id: str, fork_id: str, sampling: SamplingParams | None) -> None:
-        """Raises InvalidRequest, and Overloaded where it would have to wait in a full queue."""
+        """Raises InvalidRequest, and Overloaded where it would have to wait in a full queue, or there is no
+        memory for it."""
         parent = self.sequences.get(request_id)
         if parent is None or parent.resumed is None:
             raise InvalidRequest(f"request {request_id!r} has not begun to run here", parameter="request_id")
@@ -96,14 +98,21 @@ class Intake:
         if not self._scheduler.runs_fork(parent):
             self._check_room(1)
         self._put(child)
-        self._place(parent, child)
+        try:
+            self._place(parent, child)
+        except BaseException as error:  # its slot may hold anything
+            self.end(child)
+            if not is_out_of_memory(error):
+                raise
+            raise Overloaded("there is no memory for a fork", hint="try again in a while") from error
 
     def outputs_of(self, sequence: Sequence) -> list[Sequence]:
-        """The sequence, and where its prompt has just been computed the request's other outputs."""
+        """The sequence, and where its prompt has just been computed the request's other outputs. Raises what
+        a lack of memory raises; then the request is to end."""
         if not sequence.num_promised:
             return [sequence]
-        self._num_promised -= self._promised(sequence)
         children = [sequence.fork(number) for number in range(1, sequence.request.choices)]
+        self._num_promised -= self._promised(sequence)
         sequence.branched = True
         for child in children:
             self._put(child)
@@ -150,7 +159,12 @@ class Intake:
     def _validate(self, request: Request, begun_ids: Seq[int]) -> object:
         """The grammar of its structure, if it has one. `begun_ids`: of its output so far."""
         check_request(request, self._weights.model, self._weights.max_positions, self._weights.block_tokens)
-        return self._sampler.check(request.sampling, begun_ids)
+        try:
+            return self._sampler.check(request.sampling, begun_ids)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise Overloaded("there is no memory for its grammar", hint="try again in a while") from error
 
     def _enqueue(self, sequence: Sequence) -> None:
         self._check_new(sequence)

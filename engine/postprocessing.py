@@ -53,13 +53,25 @@ class Postprocessing:
         return result
 
     def _take_in(self, chunk: Chunk, rows: list[Logits], now_ns: int, result: StepResult) -> None:
-        sequence, completes = chunk.sequence, chunk.completes
+        """Whatever goes wrong by one request ends that one alone."""
+        request_id = chunk.sequence.request.id
         try:
-            for row in rows:  # before its blocks are known to others
-                check_logits(row)
-        except InvalidLogits as error:
-            self._fail(sequence.request.id, error, result)
-            return
+            self._lead_on(chunk, rows, now_ns, result)
+        # Its grammar is stuck or refused at this time, or a row is no distribution.
+        except (InvalidRequest, InvalidLogits, Overloaded) as error:
+            self._fail(request_id, error, result)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            told = "there is no memory to take in what the model has computed for this request"
+            self._fail(request_id, Overloaded(told, hint="try again in a while"), result)
+
+    def _lead_on(self, chunk: Chunk, rows: list[Logits], now_ns: int, result: StepResult) -> None:
+        """Raises InvalidRequest, InvalidLogits, Overloaded, and what a lack of memory raises; then the
+        request is to end."""
+        sequence, completes = chunk.sequence, chunk.completes
+        for row in rows:  # before its blocks are known to others
+            check_logits(row)
         if sequence.tells_prompt:
             prompt_ids = sequence.token_ids[: sequence.num_prompt]
             start = sequence.num_computed
@@ -71,8 +83,7 @@ class Postprocessing:
             return
         held = sequence.held(sequence.num_computed)
         for output in self._intake.outputs_of(sequence):
-            if self._is_here(output):  # unless the request has failed at an output before
-                self._choose(output, rows[-1], now_ns, result)
+            self._choose(output, rows[-1], now_ns, result)
             if self._role == "prefill" and self._is_here(output):
                 self._hand_over(output, held, result)
 
@@ -88,29 +99,15 @@ class Postprocessing:
     def _hand_over(self, sequence: Sequence, held: Held, result: StepResult) -> None:
         """Give an output away behind its first token."""
         weights = self._weights
-        try:
-            handoff = hand_over(sequence, held, weights.fingerprint, weights.state)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self._fail(sequence.request.id, Overloaded("no memory for the hand-off"), result)
-            return
-        result.handoffs.append(handoff)
+        result.handoffs.append(hand_over(sequence, held, weights.fingerprint, weights.state))
         self._intake.end(sequence)
 
     def _choose(self, sequence: Sequence, row: Logits, now_ns: int, result: StepResult) -> None:
         """The next token from a row of logits; ends the sequence where that is the last."""
         index, request_id = sequence.num_generated, sequence.request.id
-        try:
-            choice = self._sampler.choose(
-                row, sequence.id, sequence.sampling, sequence.token_ids, sequence.num_prompt
-            )
-        except (InvalidRequest, InvalidLogits) as error:  # its grammar is stuck, or refused at this time
-            self._fail(request_id, error, result)
-            return
-        except MemoryError:
-            self._fail(request_id, Overloaded("no memory to choose a token"), result)
-            return
+        choice = self._sampler.choose(
+            row, sequence.id, sequence.sampling, sequence.token_ids, sequence.num_prompt
+        )
         sequence.token_ids.append(choice.token_id)
         if sequence.stages.prefilled_ns == 0:
             sequence.stages = replace(sequence.stages, prefilled_ns=now_ns)

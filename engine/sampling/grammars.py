@@ -14,6 +14,7 @@ from engine.sampling.grammar_compiler import SIMPLER, CompileLimits, GrammarComp
 from engine.sampling.json_schema import check_regex, read_schema
 from engine.sampling.matcher import GrammarMatcher
 from engine.sampling.watch import Watch
+from engine.shortage import is_out_of_memory
 from protocol.clock import Clock, SystemClock
 from protocol.sampling import Structure
 
@@ -127,11 +128,12 @@ class Grammars:
             outcome = self._held_refusals[_key(structure)] = _bare(error)
         except Overloaded as error:
             outcome = _bare(error)
-        except MemoryError:
-            outcome = Overloaded("no memory for another grammar")
         except Exception as error:  # whoever waits for it is told
-            _log.exception("a grammar could not be compiled")
-            outcome = GrammarFault(f"its grammar could not be compiled: {type(error).__name__}: {error}")
+            if is_out_of_memory(error):
+                outcome = Overloaded("no memory for another grammar")
+            else:
+                _log.exception("a grammar could not be compiled")
+                outcome = GrammarFault(f"its grammar could not be compiled: {type(error).__name__}: {error}")
         finally:
             done(outcome)
 

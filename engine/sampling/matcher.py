@@ -8,6 +8,7 @@ import numpy as np
 from engine.errors import GrammarStuck
 from engine.sampling.adjustments import Allowed
 from engine.sampling.watch import TooManyAtWork, TooSlow, Watch
+from engine.shortage import is_out_of_memory
 from protocol.sampling import Structure
 
 # Of the processor: every other request waits meanwhile. A usual grammar takes 0.1 ms a token.
@@ -71,7 +72,8 @@ class GrammarMatcher:
         return self._begun and bool(self._matcher.is_terminated())
 
     def _timed(self, work: Callable[[], bool]) -> bool:
-        """What the grammar says. Raises GrammarStuck where it has taken too long by now, or fails."""
+        """What the grammar says. Raises GrammarStuck where it has taken too long by now, or fails, and what
+        a lack of memory raises."""
         try:
             answer, spent_s = self._watch.run(work, _MOST_CALL_S)
         except TooSlow as error:
@@ -81,6 +83,8 @@ class GrammarMatcher:
         except TooManyAtWork as error:
             raise self._stuck(str(error)) from error
         except RuntimeError as error:
+            if is_out_of_memory(error):  # of which the grammar, and who has sent it, know nothing
+                raise
             raise self._stuck(f"its grammar cannot be followed: {error}") from error
         self._spent_s += spent_s
         if self._spent_s > _MOST_S:

@@ -57,6 +57,7 @@ def test_grammars_that_are_held_are_bounded(grammars: Grammars, monkeypatch: pyt
     [
         (Overloaded("too many"), Overloaded),
         (MemoryError(), Overloaded),
+        (RuntimeError("std::bad_alloc"), Overloaded),
         (ZeroDivisionError("a bug"), GrammarFault),
         (InvalidRequest("no grammar", parameter="structure"), InvalidRequest),
     ],
