@@ -5,17 +5,16 @@ import os
 import pwd
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from bench.attack_cases import world
+from bench.attack_cases.folders import Folder
 from sandbox.egress import links
 from sandbox.errors import UnsupportedError
 from sandbox.helper_start import find_uid, helper_words
-from sandbox.host_tree import remove_tree
 from sandbox.places import default_state_dir, default_toolkit
 
 _REPOSITORY = Path(__file__).parent.parent
@@ -31,7 +30,8 @@ def run_as(user: str, words: Sequence[str]) -> int:
     if os.geteuid() != 0:
         raise UnsupportedError("--user starts a helper, which needs root", hint="run it as root")
     uid = find_uid(user)
-    root = Path(tempfile.mkdtemp(prefix="dockyard-attacks-"))
+    folder = Folder()
+    root = folder.path
     try:
         root.chmod(0o755)
         _fill(root, uid)
@@ -40,7 +40,7 @@ def run_as(user: str, words: Sequence[str]) -> int:
             # In that network, as a user's programs are in the one that his helper connects sandboxes to.
             return links.run_in(namespace, lambda: _run(root, uid, words))
     finally:
-        remove_tree(root)
+        folder.remove()
 
 
 def _run(root: Path, uid: int, words: Sequence[str]) -> int:

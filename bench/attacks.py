@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from typing import Any
 
 from bench.attack_cases import ABSENT, CASES, NOT_HELPED
 from bench.attack_cases.arena import Arena
+from bench.attack_cases.folders import Folder, remove_left
 from bench.attack_cases.model import SUBSTRATES, Case, Substrate
 from bench.attack_cases.trial import FAULTS, Finding, Outcome, not_tried, run_case
 from bench.attack_cases.world import lend
@@ -33,7 +33,6 @@ from bench.common import progress, run
 from protocol.errors import DockyardError
 from sandbox.audit import check_integrity
 from sandbox.errors import InvalidArgument, UnsupportedError
-from sandbox.host_tree import remove_tree
 from sandbox.places import default_state_dir, default_toolkit
 from sandbox.substrates import find_substrate
 
@@ -103,6 +102,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--user", metavar="NAME", help="as that ordinary user, whom root's helper serves")
     parser.add_argument("--lent-world", metavar="FILE", type=Path, help=argparse.SUPPRESS)  # by --user
     options = parser.parse_args(arguments)
+    remove_left()
     if options.user is not None:
         flags = [name for name in ("json", "quick") if getattr(options, name)]
         only = ["--only", *options.only] if options.only else []
@@ -137,11 +137,11 @@ def _state_dir(*, is_lent: bool) -> Generator[Path]:
     if is_lent:
         yield default_state_dir()
         return
-    state_dir = Path(tempfile.mkdtemp(prefix="dockyard-attacks-"))
+    folder = Folder()
     try:
-        yield state_dir
+        yield folder.path
     finally:
-        remove_tree(state_dir)
+        folder.remove()
 
 
 def _lacking(substrate: Substrate) -> str:

@@ -2,7 +2,6 @@
 what is tried outside."""
 
 import subprocess
-import tempfile
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from bench.attack_cases import guard
+from bench.attack_cases.folders import Folder
 from bench.attack_cases.model import Attack, Box, Identity, Probe, Seen, Substrate, Unguarded
 from bench.attack_cases.neighbour import Neighbour
 from bench.attack_cases.programs import command, judge, read_found
@@ -27,8 +27,8 @@ class Arena:
         self.state_dir = state_dir
         self.toolkit = toolkit
         self._shared: list[tuple[Box, Sandbox]] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="dockyard-attacks-")
-        self.place = Path(self._folder.name)
+        self._folder = Folder()
+        self.place = self._folder.path
         self._world: World | None = None
         self._on_exit = ExitStack()
         self._guard = guard.Guard(self.place / "guard", state_dir, toolkit)
@@ -50,7 +50,7 @@ class Arena:
         trace: TracebackType | None,
     ) -> None:
         with ExitStack() as last:
-            last.callback(self._folder.cleanup)
+            last.callback(self._folder.remove)
             last.callback(self._on_exit.close)
             for box in (*(box for _, box in self._shared), self.neighbour):
                 last.callback(box.kill)
