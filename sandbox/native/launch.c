@@ -338,6 +338,7 @@ int launch(int argc, char **argv, const struct origin *origin) {
         fail("launch needs --control, --skeleton, --layer-bytes, --layer-inodes and a program");
     }
     bool stays = plan.detached && plan.userns;
+    if (!origin) begin_anew(); /* as the nursery has for all */
     setsid(); /* a Ctrl-C at the owner's terminal is the owner's to handle */
     join_cgroups(&plan);
     lower_limits(); /* before there is a user namespace, which takes them over */

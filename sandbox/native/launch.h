@@ -6,6 +6,10 @@
 
 /* namespaces.c: each ends the process with a message when it cannot */
 void start_loopback(void);
+/* Umask and signals as a process of nobody's has them: ignored and blocked ones come down from an owner */
+void begin_anew(void);
+/* Limits, processors and priority that the process `owner` has now, as far as we may */
+void follow(pid_t owner);
 void lower_limits(void);
 void lower_counts(void);
 void map_own_id(uid_t uid, gid_t gid);

@@ -113,6 +113,30 @@ void drop_to(uid_t uid) {
     if (setgroups(0, NULL) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid)) fail("become uid %u", uid);
 }
 
+void begin_anew(void) {
+    sigset_t none;
+    umask(022);
+    for (int number = 1; number < NSIG; number++) signal(number, SIG_DFL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+/* What a limit was lowered to, an ordinary user does not raise again, nor a priority: then ours stay. */
+void follow(pid_t owner) {
+    struct rlimit limit;
+    cpu_set_t processors;
+    for (int resource = 0; resource < RLIM_NLIMITS; resource++) {
+        if (prlimit(owner, resource, NULL, &limit)) continue;
+        if (resource == RLIMIT_NOFILE) limit.rlim_cur = limit.rlim_max;
+        setrlimit(resource, &limit);
+    }
+    if (!sched_getaffinity(owner, sizeof processors, &processors))
+        sched_setaffinity(0, sizeof processors, &processors);
+    errno = 0;
+    int priority = getpriority(PRIO_PROCESS, (id_t)owner);
+    if (!errno) setpriority(PRIO_PROCESS, 0, priority);
+}
+
 void lower_limits(void) {
     lower_limit(RLIMIT_SIGPENDING, MAX_SIGNALS);
     lower_limit(RLIMIT_MSGQUEUE, MAX_QUEUE_BYTES);

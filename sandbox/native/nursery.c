@@ -56,6 +56,7 @@ struct child {
 static struct child *children;
 static size_t num_children, room;
 static int owner;
+static pid_t owner_pid;
 static int reports[2]; /* what launches hand in */
 static _Atomic uint32_t *is_apart; /* in memory that launches share: the last one has its own table of descriptors */
 
@@ -155,6 +156,7 @@ static void await_leave(pid_t pid) {
 static void become_launch(uint32_t ticket, char *name, char **words, int num_words, const int *fds) {
     sigset_t none;
     leave_layers();
+    follow(owner_pid);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     rename_self(name, words[0]);
@@ -260,7 +262,10 @@ int nursery(int argc, char **argv) {
     sigset_t awaited;
     errno = EINVAL;
     if (argc != 2) fail("nursery needs a socket and a name");
-    owner = atoi(argv[0]);
+    owner = atoi(argv[0]), owner_pid = getppid();
+    begin_anew();
+    struct rlimit files;
+    if (!getrlimit(RLIMIT_NOFILE, &files)) setrlimit(RLIMIT_NOFILE, &(struct rlimit){files.rlim_max, files.rlim_max});
     setsid(); /* a Ctrl-C at the owner's terminal is the owner's to handle */
     sigemptyset(&awaited);
     sigaddset(&awaited, SIGCHLD);
