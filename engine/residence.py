@@ -135,7 +135,9 @@ class Residence:
                     self._starved.append(sequence)
                 self._tried.add(sequence)
                 self._drop_incoming(sequence)
-            case KeepBlock() | SwapOut() | ShowBlock():  # they copy, and do without where there is no memory
+            case SwapOut(sequence=sequence, held=held):
+                self._lose(sequence, held)
+            case KeepBlock() | ShowBlock():  # copies that it is good to have
                 pass
 
     def _keep_block(self, block: int, key: bytes) -> None:
@@ -149,13 +151,18 @@ class Residence:
     def _swap_out(self, sequence: Sequence, held: Held) -> None:
         state = self._weights.state
         whole = self._bad_blocks.isdisjoint(held.blocks)
-        sequence.incoming = _copied(lambda: state.export(held)) if whole else None
-        if sequence.incoming is None:
-            self.tiers.free(self._weights.bytes_of(held))
-            self._lost.append(sequence)
+        copy = _copied(lambda: state.export(held)) if whole else None
+        if copy is None:
+            self._lose(sequence, held)
             return
-        self._swapped[sequence] = sequence.incoming.nbytes
-        self._swapped_bytes += sequence.incoming.nbytes
+        self._swapped[sequence] = copy.nbytes
+        sequence.incoming = copy
+        self._swapped_bytes += copy.nbytes
+
+    def _lose(self, sequence: Sequence, held: Held) -> None:
+        """What it was to swap out."""
+        self.tiers.free(self._weights.bytes_of(held))
+        self._lost.append(sequence)
 
     def _begin(self, order: Begin) -> None:
         sequence, held = order.sequence, order.held

@@ -37,8 +37,9 @@ class Watch:
         if len(self._lost) >= _MOST_LOST:
             raise TooManyAtWork("grammars that were given up are still at work: try again later")
         if self._thread is None:
-            self._thread = _Thread()
-            self._thread.start()
+            thread = _Thread()
+            thread.start()
+            self._thread = thread
         try:
             answer = self._thread.answer(work, most_s)
         except BaseException:  # TooSlow, Ctrl-C, no memory: its answer would be taken for another call's

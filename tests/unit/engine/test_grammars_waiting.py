@@ -1,5 +1,6 @@
 """Grammars that wait: for nobody none is compiled, and what they take together is bounded."""
 
+import errno
 import queue
 from collections.abc import Iterator
 from typing import NoReturn
@@ -58,6 +59,7 @@ def test_grammars_that_are_held_are_bounded(grammars: Grammars, monkeypatch: pyt
         (Overloaded("too many"), Overloaded),
         (MemoryError(), Overloaded),
         (RuntimeError("std::bad_alloc"), Overloaded),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), Overloaded),
         (ZeroDivisionError("a bug"), GrammarFault),
         (InvalidRequest("no grammar", parameter="structure"), InvalidRequest),
     ],

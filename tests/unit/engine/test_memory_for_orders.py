@@ -106,6 +106,31 @@ def test_what_is_swapped_out_with_a_block_that_failed_is_lost(
     assert not residence.bad_blocks
 
 
+def test_what_cannot_be_kept_of_a_swap_is_lost(llama: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever on its way: one that waits for a state that never comes would go on without it."""
+    low, high = Request("low", prompt(0), DRAWN, priority=1), Request("high", prompt(5), DRAWN)
+    undisturbed = llama()
+    undisturbed.add(low)
+    undisturbed.add(high)
+    expected, _ = run(undisturbed)
+    engine = llama(tiers={"host_bytes": 8 << 20}, preemption="swap", max_sequences=1)
+    engine.add(low)
+    begun = [output for _ in range(2) for output in engine.step().tokens]
+    engine.add(high)
+
+    def short(copy: Any) -> None:
+        monkeypatch.undo()
+        raise MemoryError
+
+    monkeypatch.setattr("engine.residence._copied", short)
+    ids, failed = run_on(engine, ())
+    assert not failed
+    began = tuple(token for output in begun for token in output.token_ids)
+    assert ids == expected["high", 0] + expected["low", 0][len(began) :]
+    engine.check_integrity()
+    assert engine.statistics().tiers.blocks.reserved_bytes == 0
+
+
 def begin_fails(engine: Engine, name: str, times: int, patch: pytest.MonkeyPatch) -> list[int]:
     """To begin finds no memory, for that request alone."""
     begin, tries = engine.state.begin, list[int]()
