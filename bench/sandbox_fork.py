@@ -8,6 +8,7 @@ how long the origin stands still for a snapshot. Those are deleted at the end: f
 the numbers of files that were deleted, one by one, whenever it makes another.
 """
 
+import os
 import shutil
 import tempfile
 import time
@@ -89,10 +90,12 @@ def _measure(
         origin = ending.enter_context(Sandbox.create(substrate=substrate, layer=kind))
         origin.commands.run(CONTENTS[content], timeout_s=120)
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+        layer = origin._made.launched.open_layer()  # pyright: ignore[reportPrivateUsage]
+        ending.callback(os.close, layer)
         actions: Mapping[str, Callable[[], float]] = {
             "fork_ms": partial(_timed, origin.fork_fs),
             "create_ms": partial(_timed, partial(Sandbox.create, substrate=substrate, layer=kind)),
-            "cp_ms": partial(_copy, origin._made.launched.layer_at, folder),  # pyright: ignore[reportPrivateUsage]
+            "cp_ms": partial(_copy, Path(f"/proc/{os.getpid()}/fd/{layer}"), folder),
         }
         times: dict[str, list[float]] = {name: [] for name in actions}
         for number in range(rounds):

@@ -36,7 +36,7 @@ class Copies:
         """Where the layer is."""
         info, made = self._info, self._made
         return Source(
-            info.id, info.image, info.substrate, made.launched.layer_at, made.first_id, self._check,
+            info.id, info.image, info.substrate, made.launched.open_layer, made.first_id, self._check,
             made.order.state_dir, made.within,
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -14,6 +15,7 @@ from sandbox.errors import StartError
 from sandbox.forks import close_in_children
 from sandbox.memory_files import memory_file
 from sandbox.nursery import Launcher, shared_nursery
+from sandbox.processes import ProcessKey, find_process
 from sandbox.sealed import sealed_copy
 from sandbox.substrates.base import LaunchPlan
 from sandbox.wire import FRAME_BYTES, WIRE_VERSION, Kind, decode
@@ -45,8 +47,9 @@ class Launched:
     launcher: Launcher
     control: socket.socket
     init_pid: int  # on the host
-    layer_at: Path  # the content of its layer
+    open_layer: Callable[[], int]  # a descriptor of what its layer holds, the caller's; OSError
     pids: tuple[int, ...]  # of what stays: init, and before it whatever launch has become, if that does
+    stays: ProcessKey | None  # that one
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +121,15 @@ def launch(
 
 def _settle(launcher: Launcher, plan: LaunchPlan, control: socket.socket, init_pid: int) -> Launched:
     """A runtime has nothing more to do: it goes, or what stays in its place ends it. OSError."""
-    if plan.stays:
-        launcher.settle(signal.SIGUSR1 if plan.is_detached else 0)
-        layer_at, pids = Path(f"/proc/{launcher.pid}", plan.layer_at), (launcher.pid, init_pid)
-    else:
-        layer_at, pids = launcher.settle(signal.SIGKILL, init_pid), (init_pid,)
-    if layer_at is None:
-        raise OSError("its launcher has not said where its layer is")
-    return Launched(launcher, control, init_pid, layer_at, pids)
+    if not plan.stays:
+        if not launcher.settle(signal.SIGKILL, init_pid):
+            raise OSError("its launcher has not handed its layer in")
+        return Launched(launcher, control, init_pid, launcher.open_layer, (init_pid,), None)
+    if (stays := find_process(launcher.pid)) is None:
+        raise OSError("its launcher has ended")
+    launcher.settle(signal.SIGUSR1 if plan.is_detached else 0)
+    open_layer = partial(stays.open, plan.layer_at, os.O_RDONLY | os.O_DIRECTORY)
+    return Launched(launcher, control, init_pid, open_layer, (launcher.pid, init_pid), stays)
 
 
 class _Adoption:

@@ -24,6 +24,7 @@ from sandbox.ownership import Ownership
 from sandbox.places import INIT_BINARY
 from sandbox.policy import Policy, Protection, apparmor, apparmor_profiles, landlock
 from sandbox.policy.apparmor import Profile
+from sandbox.processes import ProcessKey
 from sandbox.refusal_log import RefusalLog
 from sandbox.root_ranges import shared_root_ranges
 from sandbox.shortfalls import tell_once
@@ -73,7 +74,7 @@ class Made:
     ownership: Ownership
     launched: Launched
     first_id: int  # of its ids on the host, or within the user namespace of the process `within`
-    within: int | None
+    within: ProcessKey | None
     log: SandboxLog
     refusals: RefusalLog
 
@@ -172,7 +173,7 @@ def _make(order: Order, content: Content | None) -> Made:
         ownership.note_processes(launched)
         log = SandboxLog(state, info.id)
         log.write("create", **_about(info))
-        within = None if helper is None else launched.launcher.pid
+        within = None if helper is None else launched.stays
         refusals = RefusalLog(log)
         if ownership.connection is not None:
             ownership.connection.refusals.watcher = refusals

@@ -1,5 +1,6 @@
 """The one process that an owner starts all of its sandboxes from (the other end: native/nursery.c)."""
 
+import errno
 import os
 import socket
 import struct
@@ -25,12 +26,14 @@ class _Verb(IntEnum):
     START = 1
     SETTLE = 2
     END = 3
+    LEND = 4
 
 
 class _Said(IntEnum):
     STARTED = 1
     SETTLED = 2
     ENDED = 3
+    LENT = 4
 
 
 class Launcher:
@@ -41,11 +44,18 @@ class Launcher:
         self._nursery, self._ticket, self._ended = nursery, ticket, ended
         self.pid = pid  # of what launch has become
 
-    def settle(self, number: int = 0, init_pid: int = 0) -> Path | None:
+    def settle(self, number: int = 0, init_pid: int = 0) -> bool:
         """The sandbox runs. The signal `number` says so to the launcher; with `init_pid`, that process is
-        what is left when it goes. Returns where the layer's content is, if it was handed in. OSError."""
-        place = self._nursery.ask(_Verb.SETTLE, self._ticket, _Said.SETTLED, numbers=(number, init_pid))
-        return None if place < 0 else Path(f"/proc/{self._nursery.pid}/fd/{place}")
+        what is left when it goes. True where the layer's content was handed in. OSError."""
+        return self._nursery.ask(_Verb.SETTLE, self._ticket, _Said.SETTLED, numbers=(number, init_pid)) >= 0
+
+    def open_layer(self) -> int:
+        """A descriptor of the layer's content, the caller's. OSError, also where the nursery has ended: what
+        has its pid by then is never asked."""
+        fd = self._nursery.ask(_Verb.LEND, self._ticket, _Said.LENT)
+        if fd < 0:
+            raise OSError(-fd, os.strerror(-fd))
+        return fd
 
     def wait(self, timeout_s: float) -> None:
         """Until nothing of it is left. TimeoutError. Where there is no nursery any more, nobody waits."""
@@ -117,6 +127,8 @@ class Nursery:
         try:
             return answer.result(_PATIENCE_S)
         except TimeoutError as error:
+            with self._lock:  # what comes later is nobody's
+                self._awaited.pop((ticket, wanted), None)
             raise OSError("the process that starts sandboxes does not answer") from error
 
     def tell(self, verb: _Verb, ticket: int) -> None:
@@ -144,9 +156,13 @@ class Nursery:
         answer: Future[int] = Future()
         with self._lock:
             if self._is_gone:
-                raise OSError("the process that starts sandboxes has ended")
+                raise self._has_ended()
             self._awaited[ticket, said] = answer
         return answer
+
+    def _has_ended(self) -> OSError:
+        words = "has ended: somebody has killed it, or the kernel for want of memory"
+        return OSError(f"the process that starts sandboxes (pid {self.pid}) {words}")
 
     def _forget(self, ticket: int) -> None:
         with self._lock:
@@ -154,25 +170,33 @@ class Nursery:
                 self._awaited.pop((ticket, said), None)
 
     def _listen(self) -> None:
-        while packet := self._receive():
-            ticket, said, value, _ = _HEAD.unpack(packet)
+        while received := self._receive():
+            (ticket, said, value, _), fds = received
             with self._lock:
                 answer = self._awaited.pop((ticket, _Said(said)), None)
+            if said == _Said.LENT:  # a descriptor, for which there may be no room here
+                value = (
+                    fds.pop() if fds and answer is not None else -(errno.ENOENT if value else errno.EMFILE)
+                )
             if answer is not None:
                 answer.set_result(value)
+            for fd in fds:
+                os.close(fd)
         with self._lock:
             self._is_gone, left = True, list(self._awaited.values())
             self._awaited.clear()
         for answer in left:
-            answer.set_exception(OSError("the process that starts sandboxes has ended"))
+            answer.set_exception(self._has_ended())
         self._socket.close()
         self._process.wait()
 
-    def _receive(self) -> bytes:
+    def _receive(self) -> tuple[tuple[int, int, int, int], list[int]] | None:
+        """What is said, and the descriptors that come with it; None at the end."""
         try:
-            return self._socket.recv(_HEAD.size)
+            packet, fds, _, _ = socket.recv_fds(self._socket, _HEAD.size, 1, socket.MSG_CMSG_CLOEXEC)
         except ConnectionError:
-            return b""
+            return None
+        return (_HEAD.unpack(packet), fds) if packet else None
 
 
 _Version = tuple[int, int]  # inode and time of change of the program

@@ -1,5 +1,6 @@
 """Processes told apart for good: a pid alone may be someone else's by now, a pid with its start time not."""
 
+import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -25,6 +26,25 @@ class ProcessKey:
         if fields is None or int(fields[_START_TIME]) != self.start_ticks:
             return False
         return fields[_STATE] != "Z" or int(fields[_NUM_THREADS]) > 1
+
+    def open(self, name: str, flags: int) -> int:
+        """A descriptor of /proc/PID/`name` of this very process, the caller's. ProcessLookupError where it
+        has ended, whoever has its pid now."""
+        try:
+            fd = os.open(f"/proc/{self.pid}/{name}", flags | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._check_alive()
+            raise
+        try:
+            self._check_alive()  # so it was alive when that was opened, and nobody else had its pid
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _check_alive(self) -> None:
+        if not self.is_alive():
+            raise ProcessLookupError(errno.ESRCH, f"process {self.pid} has ended")
 
     def kill(self) -> bool:
         """SIGKILL without a race against reuse of the pid. False when it is gone already."""

@@ -19,12 +19,14 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from sandbox.audit_log import SandboxLog
 from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError
 from sandbox.host_tree import remove_tree
 from sandbox.places import INIT_BINARY, default_state_dir
+from sandbox.processes import ProcessKey
 from sandbox.undisturbed import undisturbed_call
 
 FIRST_ID = 0x6FFF0000  # of all trees; sandboxes get others
@@ -68,11 +70,13 @@ class Source:
     sandbox_id: str
     image: str
     substrate: str
-    directory: Path
+    open: Callable[[], int]  # a descriptor of it, or OSError
     first_id: int  # of the sandbox's ids
     check: Callable[[], None]  # raises SandboxGone where the sandbox has ended
     state_dir: Path
-    within: int | None = None  # process in whose user namespace the ids are that; None: of this process
+    within: ProcessKey | None = (
+        None  # process in whose user namespace the ids are that; None: of this process
+    )
 
     @contextmanager
     def opened(self) -> Generator[Content]:
@@ -88,10 +92,36 @@ class Source:
 
     @contextmanager
     def layer(self) -> Generator[int]:
-        """A descriptor of it as it is."""
-        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        """A descriptor of it as it is. SandboxError where it cannot be reached any more."""
+        with self._held(self.open) as layer:
+            yield layer
+
+    @contextmanager
+    def namespace(self) -> Generator[int | None]:
+        """A descriptor of the user namespace in which its ids are those; None for this process's own."""
+        if self.within is None:
+            yield None
+            return
+        with self._held(partial(self.within.open, "ns/user", os.O_RDONLY)) as namespace:
+            yield namespace
+
+    @contextmanager
+    def _held(self, opener: Callable[[], int]) -> Generator[int]:
         try:
-            self.check()  # its launcher, by which this was found, was not another process yet
+            fd = opener()
+        except OSError as error:
+            self.check()  # which is why
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
+            words = f"the layer of sandbox {self.sandbox_id} cannot be reached any more"
+            raise SandboxError(
+                f"{words}: {error.strerror or error}",
+                hint="the sandbox runs on and cannot be copied: read what you need of its files, kill it and "
+                "create another",
+                sandbox_id=self.sandbox_id,
+            ) from error
+        try:
+            self.check()
             yield fd
         finally:
             os.close(fd)
@@ -197,16 +227,16 @@ class Snapshots:
 
 def _copy(source: Source, target: Path, max_bytes: int) -> tuple[int, int]:
     """Bytes and entries copied. Who is asked for more memory or patience is the program that copies."""
-    with source.layer() as layer:
+    with source.layer() as layer, source.namespace() as namespace:
         words = [
-            *_in_namespace(source.within),
+            *_in_namespace(namespace),
             str(INIT_BINARY),
             "copy",
             f"/proc/self/fd/{layer}",
             str(target),
         ]
         words += [str(source.first_id), str(_first_id()), str(max_bytes), str(os.getpid())]
-        fds = (layer,)
+        fds = (layer,) if namespace is None else (layer, namespace)
         done = subprocess.run(
             words, capture_output=True, text=True, errors="replace", check=False, pass_fds=fds
         )
@@ -245,11 +275,11 @@ def _is_at(fd: int, path: Path) -> bool:
         return False
 
 
-def _in_namespace(process: int | None) -> list[str]:
+def _in_namespace(namespace: int | None) -> list[str]:
     """As its root, which reads what all ids have, and gives files to this user, who is that root."""
-    if process is None:
+    if namespace is None:
         return []
-    return ["nsenter", "--target", str(process), "--user", "--preserve-credentials", "--"]
+    return ["nsenter", f"--user=/proc/self/fd/{namespace}", "--preserve-credentials", "--"]
 
 
 def _first_id() -> int:

@@ -22,8 +22,8 @@
 enum { MAX_GIVEN = 12, MAX_WORDS = 512, REQUEST_BYTES = 1 << 16 };
 enum { ALL_AFTER_MS = 5, LOOKS_A_MS = 40 }; /* of children: what a look at all costs is 1% of the time between two */
 enum { LAYERS_FROM = 32 /* above all else here */, UNSHARE_FILES = 2 /* of close_range */, LOOK_AGAIN_NS = 2000000 };
-enum verb { START = 1, SETTLE = 2, END = 3 };
-enum answer { STARTED = 1, SETTLED = 2, ENDED = 3 };
+enum verb { START = 1, SETTLE = 2, END = 3, LEND = 4 };
+enum answer { STARTED = 1, SETTLED = 2, ENDED = 3, LENT = 4 };
 #define INTO_CGROUP 0x200000000ULL /* of clone3 */
 #define SHARE_FILES 0x400ULL
 
@@ -37,7 +37,7 @@ struct request {
 
 struct said {
     uint32_t ticket, what;
-    int32_t value; /* of STARTED: a pid, or an errno below 0. Of SETTLED: a descriptor here, of the layer, or -1 */
+    int32_t value; /* of STARTED: a pid, or an errno below 0. Of SETTLED and LENT: 0 = there is a layer, or -1 */
     int32_t none;
 };
 
@@ -66,10 +66,24 @@ static struct child *find(uint32_t ticket) {
     return NULL;
 }
 
-/* One that the owner does not read any more is gone. */
+/* One that the owner does not read any more is gone. `fd` travels along, -1 = none. */
+static void answer_with(uint32_t ticket, enum answer what, int32_t value, int fd) {
+    struct said said = {ticket, what, value, 0};
+    struct iovec part = {&said, sizeof said};
+    union {
+        char bytes[CMSG_SPACE(sizeof fd)];
+        struct cmsghdr head;
+    } sent = {.head = {.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+    struct msghdr packet = {.msg_iov = &part, .msg_iovlen = 1};
+    if (fd >= 0) {
+        memcpy(CMSG_DATA(&sent.head), &fd, sizeof fd);
+        packet.msg_control = sent.bytes, packet.msg_controllen = sizeof sent.bytes;
+    }
+    while (sendmsg(owner, &packet, MSG_NOSIGNAL) < 0 && errno == EINTR) continue;
+}
+
 static void answer(uint32_t ticket, enum answer what, int32_t value) {
-    struct said packet = {ticket, what, value, 0};
-    while (send(owner, &packet, sizeof packet, MSG_NOSIGNAL) < 0 && errno == EINTR) continue;
+    answer_with(ticket, what, value, -1);
 }
 
 /* A pid may be another's by now, but not while its process is a child that nobody has waited for. */
@@ -206,11 +220,18 @@ static void take_reports(void) {
 static void settle(const struct request *request) {
     take_reports();
     struct child *child = find(request->ticket);
-    answer(request->ticket, SETTLED, child ? child->layer : -1);
+    answer(request->ticket, SETTLED, child && child->layer >= 0 ? 0 : -1);
     if (!child) return;
     child->init = request->init, child->settled = true;
     if (child->launcher && request->first && is_ours(child->launcher)) kill(child->launcher, request->first);
     look_whether_ended(child);
+}
+
+/* The layer itself: the number that it has here says nothing once somebody else has our pid. */
+static void lend(uint32_t ticket) {
+    struct child *child = find(ticket);
+    int layer = child ? child->layer : -1;
+    answer_with(ticket, LENT, layer >= 0 ? 0 : -1, layer);
 }
 
 static void end(uint32_t ticket) {
@@ -251,6 +272,7 @@ static bool serve(char *name) {
     if (request->verb == START)
         start(request, packet.bytes + sizeof *request, (size_t)length - sizeof *request, name, fds);
     else if (request->verb == SETTLE) settle(request);
+    else if (request->verb == LEND) lend(request->ticket);
     else if (request->verb == END) end(request->ticket);
     for (int i = 0; i < MAX_GIVEN; i++)
         if (fds[i] >= 0) close(fds[i]);

@@ -64,12 +64,15 @@ def test_a_layer_is_found_there_for_as_long_as_its_sandbox_lives(create):
     before = num_fds(nursery)
     box = create(substrate="container")
     box.files.write("kept", b"content")
-    place = box._made.launched.layer_at
-    assert place.parts[2] == str(nursery.pid)
-    assert int(place.parts[4]) >= FIRST_LAYER
-    assert (place / "workspace" / "kept").read_bytes() == b"content"
+    assert num_fds(nursery) == before + 1
+    assert max(int(each.name) for each in Path(f"/proc/{nursery.pid}/fd").iterdir()) >= FIRST_LAYER
+    layer = box._made.launched.open_layer()
+    assert Path(f"/proc/self/fd/{layer}/workspace/kept").read_bytes() == b"content"
+    os.close(layer)
     box.kill()
     assert num_fds(nursery) == before
+    with pytest.raises(OSError, match="No such file"):
+        box._made.launched.open_layer()
 
 
 def test_a_launch_takes_nothing_of_the_nursery_away():
