@@ -145,7 +145,8 @@ class Scheduler:
 
     def runs_fork(self, parent: Sequence) -> bool:
         """Whether a child of it would run at once, and not wait."""
-        return bool(self._slots) and parent in self.running and not parent.rebuilding
+        begun = parent in self.running and not parent.rebuilding and not self._begins(parent)
+        return bool(self._slots) and begun
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
         """Let a child run behind the same positions, on the same blocks. False: no slot, so it waits."""
@@ -374,6 +375,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, *, swap: bool = True) -> None:
         """A state that is still being rebuilt, or not begun, is not worth keeping."""
         whole = sequence.num_computed >= sequence.row_bounds.write_from and not sequence.rebuilding
+        whole = whole and not self._begins(sequence)
         if swap and self._limits.preemption == "swap" and whole and sequence.num_computed > 0:
             held = sequence.held(sequence.num_computed)
             if sequence.incoming is None and self._kept.reserve(held):
@@ -395,6 +397,10 @@ class Scheduler:
         self._orders = [o for o in self._orders if not isinstance(o, Begin) or o.sequence is not sequence]
         sequence.blocks, sequence.slot = [], -1
         sequence.num_computed = sequence.num_registered = 0
+
+    def _begins(self, sequence: Sequence) -> bool:
+        """Whether its slot has what it goes on from by the next step alone."""
+        return any(isinstance(order, Begin) and order.sequence is sequence for order in self._orders)
 
     def _root(self, sequence: Sequence) -> bytes:
         return root_key(self.model, self.version, sequence.request.cache_salt)

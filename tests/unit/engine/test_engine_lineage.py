@@ -7,6 +7,7 @@ import pytest
 from engine_runs import Outputs, drain, finish, small_engine
 
 from engine import Engine, Request, SamplingParams
+from engine.model_path import model_path
 from engine.scheduler.prefix import extend_chain
 
 GOLDEN = Path(__file__).parents[2] / "data" / "v41_golden"
@@ -85,6 +86,29 @@ def test_a_lineage_of_two_places_is_gone_through_again_when_all_is_gone(golden: 
         outputs = finish(fresh, [moved])
         assert outputs["moved"] == expected["turn"]
         assert fresh.statistics().scheduler.rebuilt == 1
+
+
+def test_a_fork_right_behind_a_rebuild_has_its_parents_tokens(cpu_library: Path) -> None:
+    """The parent's slot has what it goes on from by the next step alone: the copy hashed ids of other places
+    (Engram)."""
+    sampling = SamplingParams(max_tokens=6, ignore_eos=True, temperature=1.0, seed=3)
+    settings = {"kv_cache_bytes": 4 << 20, **FORGETFUL}
+    ids, engine = tuple((IDS["a"] * 4)[:142]), small_engine(model_path("nano"), **settings)
+    finish(engine, [Request("turn", ids[:128], sampling)])
+    engine.add(Request("turn", ids, sampling))
+    (first,) = engine.step().tokens
+    expected = drain(engine)[0]["turn"]
+    fresh = small_engine(model_path("nano"), token_budget=13, **settings)
+    moved = Request("moved", ids, sampling, generated_ids=first.token_ids, resumed=first.resumed)
+    fresh.add(moved)
+    fresh.step()
+    (sequence,) = fresh._scheduler.running
+    fresh.fork("moved", "early")
+    while sequence.rebuilding:
+        fresh.step()
+    assert sequence.num_missing > 1
+    fresh.fork("moved", "kid")
+    assert drain(fresh)[0] == dict.fromkeys(("moved", "early", "kid"), expected)
 
 
 def test_without_replay_a_prefix_without_windows_is_computed_again(golden: str) -> None:
