@@ -267,7 +267,8 @@ class Sandbox(Named):
         time; the lifetime goes on. Idempotent. Raises SandboxGone, UnsupportedError without cgroup version 2,
         SandboxError where a process does not stop.
 
-        An owner that dies leaves a paused sandbox behind, which cannot notice: `sandbox.audit.sweep` ends it.
+        When its owner dies it cannot notice: the process that the owner started it from ends it, and where
+        that was killed as well, `sandbox.audit.sweep` does.
         """
         self._life.pause()
 

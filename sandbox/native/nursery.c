@@ -279,6 +279,23 @@ static bool serve(char *name) {
     return true;
 }
 
+/* Those that are this process's children now, launches and what has lost its own parent. */
+static void kill_children(void) {
+    char word[16];
+    FILE *list = fopen("/proc/thread-self/children", "re");
+    while (list && fscanf(list, "%15s", word) == 1) kill(atoi(word), SIGKILL);
+    if (list) fclose(list);
+}
+
+/* The owner is gone. What runs ends by itself as its control socket closes; what is frozen cannot notice, and nobody
+ * is left to thaw it. To be killed needs no thawing. One that the kernel does not let go of keeps no other's layer. */
+static void end_all(void) {
+    for (size_t i = 0; i < num_children; i++)
+        if (children[i].layer >= 0) close(children[i].layer);
+    do kill_children();
+    while (waitpid(-1, NULL, 0) >= 0 || errno == EINTR);
+}
+
 /* nursery SOCKET NAME   NAME is as long as an id may be: a launch writes its own there. */
 int nursery(int argc, char **argv) {
     sigset_t awaited;
@@ -307,6 +324,6 @@ int nursery(int argc, char **argv) {
         if (awaiting[2].revents) take_reports();
         if (awaiting[0].revents) has_owner = serve(argv[1]);
     }
-    while (waitpid(-1, NULL, 0) >= 0 || errno == EINTR) continue;
+    end_all();
     return 0;
 }

@@ -125,7 +125,7 @@ def test_sandboxes_that_come_and_go_leave_nothing_with_the_helper(user: User, in
 
 
 def test_a_paused_sandbox_goes_with_its_owner(user: User):
-    """Which a paused one of root's does not before a sweep: it cannot notice."""
+    """By the helper, which kills the whole of its group."""
     script = OWNER.replace("print(json.dumps([", "box.pause()\nprint(json.dumps([")
     with user.helped(), user.start(script, user.state, "container") as owner:
         _, init = said(owner)
