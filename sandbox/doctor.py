@@ -12,6 +12,7 @@ from protocol.errors import DockyardError
 from protocol.ids import new_id
 from sandbox import cgroups
 from sandbox.capability import Capability, Status
+from sandbox.cpu_bound import cpu_bound
 from sandbox.doctor_egress import probe_egress, probe_routing
 from sandbox.guard.node import missing as missing_guard
 from sandbox.guard.node import shared_guard
@@ -269,7 +270,8 @@ def _cgroup(name: cgroups.Controller, state: Path) -> Capability:
     key = cgroups.state_key(state)
     planned = cgroups.plan_groups([hierarchy], key, new_id("sbx"))
     groups = cgroups.Groups(planned)
-    limits = settle(Asked(), frozenset[LimitName]({"cpu", "memory", "pids", "disk"}))
+    everything = frozenset[LimitName]({"cpu", "memory", "pids", "disk"})
+    limits = settle(Asked(), everything, most_cpus=cpu_bound([hierarchy], key))
     try:
         groups.create(limits)
         wrong = [

@@ -78,12 +78,15 @@ def settle(
     enforceable: frozenset[LimitName],
     gaps: tuple[str, ...] = (),
     layer: LayerKind = "memory",
+    *,
+    most_cpus: float | None = None,
 ) -> Limits:
     """What holds for `asked` on a host that can enforce `enforceable`, with a writable layer of kind `layer`.
 
     Raises InvalidArgument for values out of range, and UnsupportedError for a limit that the caller wrote and
     the host cannot enforce. A default that it cannot enforce is left out and named in `degraded`, as `gaps`
-    are: what the host leaves open of what it can enforce.
+    are: what the host leaves open of what it can enforce. All sandboxes together
+    have `most_cpus` cores (see `cpu_bound`): a default is that at most, and more is InvalidArgument.
     """
     values = {
         "cpu": asked.cpu,
@@ -99,6 +102,8 @@ def settle(
             _check_range(rule.field, value, rule.least, rule.most)
         if name in enforceable:
             settled[name] = rule.default if value is None else value
+            if name == "cpu" and most_cpus is not None:
+                settled[name] = _bounded_cpus(value, rule.default, most_cpus)
             continue
         if value is not None:
             raise UnsupportedError(
@@ -111,6 +116,18 @@ def settle(
     _check_range("lifetime_s", asked.lifetime_s, *_LIFETIME_S)
     check_lifetime(None, asked.idle_s)
     return _limits(settled, asked, layer, (*degraded, *gaps))
+
+
+def _bounded_cpus(asked: float | None, default: float, most: float) -> float:
+    if asked is None:
+        return min(default, most)
+    if asked > most:
+        raise InvalidArgument(
+            f"cpu={asked} is more than the {most:g} cores that all sandboxes here have together",
+            hint=f"use {most:g} at most, or have the bound raised: `dockyard node helper --cpu`, or that of "
+            "the container or service that this runs in",
+        )
+    return asked
 
 
 def check_lifetime(lifetime_s: float | None, idle_s: float | None) -> None:

@@ -10,6 +10,7 @@ from protocol.ids import new_id
 from sandbox import cgroups
 from sandbox.audit_log import SandboxLog, of_limits, policy_digest
 from sandbox.covers import Covers, covers_of
+from sandbox.cpu_bound import cpu_bound
 from sandbox.egress.helped import HelpedEgress, shared_uplink
 from sandbox.egress.service import Egress
 from sandbox.errors import InvalidArgument, UnsupportedError
@@ -119,6 +120,7 @@ def _make(order: Order, content: Content | None) -> Made:
                 *(f"{name} is off, as asked" for name in sorted(rules.without)),
             ),
             choose(order.limits.layer, state),
+            most_cpus=cpu_bound(hierarchies, cgroups.state_key(state)),
         ),
         policy=rules,
         labels=MappingProxyType(dict(order.labels)),

@@ -45,6 +45,33 @@ with ExitStack() as stack:
 print(json.dumps(seen))
 """
 
+FEW_CORES = r"""
+import json, sys
+from pathlib import Path
+from sandbox import Sandbox
+from sandbox.errors import InvalidArgument
+wishes = {"state_dir": Path(sys.argv[1]), "toolkit": sys.argv[2]}
+seen = {"cpus": []}
+for cpu in (None, 0.2, 0.5):
+    with Sandbox.create(cpu=cpu, **wishes) as box:
+        seen["cpus"].append(box.info.limits.cpus)
+        seen["ok"] = box.commands.run("true").ok
+try:
+    Sandbox.create(cpu=0.75, **wishes).kill()
+except InvalidArgument as error:
+    seen["refused"] = str(error)
+print(json.dumps(seen))
+"""
+
+
+def test_no_sandbox_has_more_of_the_processors_than_all_together(user: User):
+    """Which version 1 refuses, the default among it."""
+    with user.helped(bounds=Bounds(cpu=0.5)):
+        seen = user.run(FEW_CORES)
+        wait_until(lambda: groups_of_user() == [])
+    assert (seen["cpus"], seen["ok"]) == ([0.5, 0.2, 0.5], True)
+    assert "cpu=0.75 is more than the 0.5 cores" in seen["refused"]
+
 
 def test_a_users_sandboxes_are_bounded_together(user: User):
     with user.helped(bounds=Bounds(memory_mb=150, pids=300, cpu=1)):
