@@ -89,7 +89,7 @@ def _usable(mounts: str, below: str, user: int) -> tuple[Hierarchy, ...]:
     for root, version, options in parse_hierarchies(mounts):
         if version == 1 and options.isdisjoint(CONTROLLERS):
             continue
-        if not os.access(root / below, os.W_OK):
+        if not os.access(root / below, os.W_OK, effective_ids=True):
             continue
         names = options
         if version == 2:

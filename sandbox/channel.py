@@ -166,12 +166,16 @@ class Channel:
         with self._lock:
             self._kick()
 
-    def close(self) -> None:
-        """Ends the channel. Idempotent; waits until it is over, unless called on a thread that has to see to
-        that."""
+    def hang_up(self) -> None:
+        """Has it end, and does not wait for that."""
         with self._lock:
             self._closing = True
             self._kick()
+
+    def close(self) -> None:
+        """Ends the channel. Idempotent; waits until it is over, unless called on a thread that has to see to
+        that."""
+        self.hang_up()
         if self._poller is None or self._poller.is_this_thread():
             return
         if self._ender is not threading.current_thread():

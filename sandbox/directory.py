@@ -84,7 +84,7 @@ class Directory(Generic[T]):
         with self._lock:
             left = list(self._live.values())
         for member in left:
-            with suppress(SandboxError):  # which a sweep then says
+            with suppress(SandboxError, OSError):  # which a sweep then says
                 member.kill()
 
     def remove(self, state_dir: Path, sandbox_id: str, gone: SandboxGone) -> None:

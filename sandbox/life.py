@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,7 +56,8 @@ class Life:
         self._idle_s = limits.idle_s
         self.freezer = Freezer(ownership.groups.unified, clock, self._on_resume)
         self._room = _room(ownership, limits)
-        self.wake: Callable[[], None] = lambda: None  # the channel's, once there is one
+        self.wake: Callable[[], None] = lambda: None  # the channel's, once there is one, as the next
+        self.hang_up: Callable[[], None] = lambda: None
         self._init: int | None = os.pidfd_open(init_pid)  # guarded too; the last that can fail
         leave_in_children(self)
 
@@ -64,9 +65,9 @@ class Life:
         """Kills init, and with it the whole sandbox. The first reason stays. Does not block."""
         with self._lock:
             self._reason = self._reason or reason
-            if self._init is not None:
-                with suppress(ProcessLookupError):  # it was quicker
-                    signal.pidfd_send_signal(self._init, signal.SIGKILL)
+            may_signal = self._init is None or _kill(self._init)
+        if not may_signal:
+            self.hang_up()
         self.freezer.release()  # what is outside of init, such as its launcher, ends by itself
 
     def close(self) -> None:
@@ -232,6 +233,17 @@ class Life:
                 return
             self._reason = reason = "expired" if now_ns >= self._expires_ns else "idle"
         self.end(reason)
+
+
+def _kill(init: int) -> bool:
+    """False for an owner that has dropped root since: init ends when the control socket closes, too."""
+    try:
+        signal.pidfd_send_signal(init, signal.SIGKILL)
+    except ProcessLookupError:  # it was quicker
+        return True
+    except PermissionError:
+        return False
+    return True
 
 
 def _room(ownership: Ownership, limits: Limits) -> Room:

@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from sandbox.errors import StartError
-from sandbox.forks import free, leave_in_children
+from sandbox.forks import close_in_children, free, leave_in_children
 
 _HEAD = struct.Struct("=IIii")  # ticket, verb or answer, and two numbers: struct request, struct said
 _NAME = "-" * 40  # room for a sandbox's id, which a launch has in its arguments
@@ -77,6 +77,9 @@ class Nursery:
     def __init__(self, init: Path) -> None:
         """OSError where it cannot be started."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        close_in_children(self._socket)  # also while it is being made: see `forks`
+        close_in_children(theirs)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel says there who asks
         with theirs:
             words = [str(init), "nursery", str(theirs.fileno()), _NAME]
             nothing = subprocess.DEVNULL
@@ -141,6 +144,14 @@ class Nursery:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def close_unused(self) -> bool:
+        """Closes where no sandbox of its is there any more, and says whether."""
+        with self._lock:
+            is_used = bool(self._awaited)
+        if not is_used:
+            self.close()
+        return not is_used
+
     def leave(self) -> None:
         """In a child of a fork: it is the parent's."""
         self._lock = threading.Lock()
@@ -200,7 +211,8 @@ class Nursery:
 
 
 _Version = tuple[int, int]  # inode and time of change of the program
-_shared: dict[_Version, Nursery] = {}
+_Who = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # ids of user and group, further groups
+_shared: dict[tuple[_Version, _Who], Nursery] = {}
 _lock = threading.Lock()  # guards it
 
 
@@ -214,14 +226,16 @@ os.register_at_fork(after_in_child=_leave)
 
 
 def shared_nursery(init: Path) -> Nursery:
-    """The one of this process, started at the first use, and anew where it has been killed or its program is
-    another. StartError."""
+    """The one of this process, started at the first use, and anew where it has been killed, its program is
+    another, or this process has become another user. StartError."""
     with _lock:
         try:
             info = init.stat()
-            version = info.st_ino, info.st_mtime_ns
-            if (known := _shared.get(version)) is None or known.is_gone():
-                _shared[version] = known = Nursery(init)
+            who = os.getresuid(), os.getresgid(), tuple(sorted(os.getgroups()))
+            key = (info.st_ino, info.st_mtime_ns), who
+            if (known := _shared.get(key)) is None or known.is_gone():
+                _let_go_of_lost()
+                _shared[key] = known = Nursery(init)
         except OSError as error:
             raise StartError(
                 f"the process that starts sandboxes: {error}",
@@ -229,3 +243,12 @@ def shared_nursery(init: Path) -> Nursery:
                 hint="`dockyard doctor` says what this host lacks",
             ) from error
         return known
+
+
+def _let_go_of_lost() -> None:
+    """Those of users that this process was and cannot become again: they start nothing for it (see `receive`
+    in native/nursery.c)."""
+    for key, nursery in list(_shared.items()):
+        _, (ids, _, _) = key
+        if ids[1] not in os.getresuid() and nursery.close_unused():
+            del _shared[key]

@@ -67,7 +67,7 @@ class Sandbox(Named):
             on_failure.callback(self._life.close)
             self._channel = Channel(made.launched.control, clock, name=info.id)
             self._copies = Copies(made, self._life)
-            self._life.wake = self._channel.wake
+            self._life.wake, self._life.hang_up = self._channel.wake, self._channel.hang_up
             self._channel.start(self._life, self._release)
             on_failure.pop_all()
             on_failure.callback(self.kill)  # whose thread gives back from now on

@@ -197,7 +197,7 @@ class Egress:
             connection.refusals.add(attempt)
 
 
-_shared: dict[Path, Egress] = {}
+_shared: dict[tuple[Path, int], Egress] = {}  # by state directory and user: one that root has made is root's
 _shared_lock = threading.Lock()
 
 
@@ -214,9 +214,10 @@ def shared_egress(state_dir: Path) -> Egress:
     """The one of this process and state directory, made at the first use: this process's own namespace is the
     uplink. UnsupportedError where this host cannot enforce a policy."""
     with _shared_lock:
-        if state_dir not in _shared:
-            _shared[state_dir] = Egress(state_dir)
-        return _shared[state_dir]
+        key = state_dir, os.geteuid()
+        if key not in _shared:
+            _shared[key] = Egress(state_dir)
+        return _shared[key]
 
 
 def first_nameserver(file: Path = _RESOLVERS_FILE) -> tuple[str, int] | None:

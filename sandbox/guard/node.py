@@ -71,7 +71,8 @@ class Guard:
 
 
 @cache
-def _attempt() -> "tuple[Guard | None, str]":
+def _attempt(uid: int) -> "tuple[Guard | None, str]":
+    del uid  # who has dropped root has none
     try:
         return Guard(), ""
     except OSError as error:
@@ -85,13 +86,13 @@ free_in_children(_lock)
 def shared_guard() -> Guard | None:
     """The one of this process, made at the first use; None where this host does not have it."""
     with _lock:
-        return _attempt()[0]
+        return _attempt(os.geteuid())[0]
 
 
 def missing() -> str:
     """Why there is no guard here; empty where there is."""
     with _lock:
-        return _attempt()[1]
+        return _attempt(os.geteuid())[1]
 
 
 def _is_active() -> bool:

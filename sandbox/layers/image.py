@@ -42,7 +42,7 @@ class ImageLayers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards what follows
-        self._found: dict[Path, str] = {}
+        self._found: dict[tuple[Path, int], str] = {}  # by user, too
         self._pools: dict[tuple[Path, LayerSize], Pool[Layer]] = {}
         leave_in_children(self)
 
@@ -57,9 +57,10 @@ class ImageLayers:
     def missing(self, state_dir: Path) -> str:
         """Formats, attaches and mounts one."""
         with self._lock:
-            if state_dir not in self._found:
-                self._found[state_dir] = _attempt(state_dir)
-            return self._found[state_dir]
+            key = state_dir, os.geteuid()
+            if key not in self._found:
+                self._found[key] = _attempt(state_dir)
+            return self._found[key]
 
     def make(self, state_dir: Path, sandbox_id: str, size: LayerSize) -> Layer:
         """One from stock, or a new one. CapacityError where the disk has no room for all of it."""

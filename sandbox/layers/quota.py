@@ -40,13 +40,14 @@ class QuotaLayers:
     """Remembers which file systems can."""
 
     def __init__(self) -> None:
-        self._found: dict[Path, str] = {}
+        self._found: dict[tuple[Path, int], str] = {}  # by user, too
 
     def missing(self, state_dir: Path) -> str:
         """Fills a small one until it is full."""
-        if state_dir not in self._found:
-            self._found[state_dir] = _attempt(state_dir)
-        return self._found[state_dir]
+        key = state_dir, os.geteuid()
+        if key not in self._found:
+            self._found[key] = _attempt(state_dir)
+        return self._found[key]
 
     def make(self, state_dir: Path, sandbox_id: str, size: LayerSize) -> Layer:
         """A directory with limits, and a mount that shows it."""

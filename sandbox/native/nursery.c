@@ -57,6 +57,7 @@ static struct child *children;
 static size_t num_children, room;
 static int owner;
 static pid_t owner_pid;
+static uid_t owner_uid;
 static int reports[2]; /* what launches hand in */
 static _Atomic uint32_t *is_apart; /* in memory that launches share: the last one has its own table of descriptors */
 
@@ -243,9 +244,12 @@ static void end(uint32_t ticket) {
     look_whether_ended(child);
 }
 
-static ssize_t receive(char *place, size_t room, int fds[MAX_GIVEN]) {
+/* `is_owner`: whether who asks is still the user whose process began this one. An owner that has dropped root is not,
+ * and what runs in it is to have no way back. */
+static ssize_t receive(char *place, size_t room, int fds[MAX_GIVEN], bool *is_owner) {
+    struct ucred *from;
     union {
-        char bytes[CMSG_SPACE(MAX_GIVEN * sizeof(int))];
+        char bytes[CMSG_SPACE(MAX_GIVEN * sizeof(int)) + CMSG_SPACE(sizeof *from)];
         struct cmsghdr header;
     } received;
     struct iovec part = {place, room};
@@ -254,7 +258,11 @@ static ssize_t receive(char *place, size_t room, int fds[MAX_GIVEN]) {
     memset(fds, -1, MAX_GIVEN * sizeof *fds);
     ssize_t length = recvmsg(owner, &packet, MSG_CMSG_CLOEXEC);
     struct cmsghdr *header = length < 0 ? NULL : CMSG_FIRSTHDR(&packet);
-    if (header && header->cmsg_type == SCM_RIGHTS) memcpy(fds, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
+    for (*is_owner = false; header; header = CMSG_NXTHDR(&packet, header)) {
+        from = (struct ucred *)CMSG_DATA(header);
+        if (header->cmsg_type == SCM_RIGHTS) memcpy(fds, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
+        else if (header->cmsg_type == SCM_CREDENTIALS) *is_owner = from->uid == owner_uid;
+    }
     return length;
 }
 
@@ -265,14 +273,16 @@ static bool serve(char *name) {
         char bytes[REQUEST_BYTES + 1];
     } packet;
     int fds[MAX_GIVEN];
-    ssize_t length = receive(packet.bytes, REQUEST_BYTES, fds);
+    bool is_owner;
+    ssize_t length = receive(packet.bytes, REQUEST_BYTES, fds, &is_owner);
     if (length < (ssize_t)sizeof packet.request) return length < 0 && errno == EINTR;
     packet.bytes[length] = 0; /* the end of a word */
     const struct request *request = &packet.request;
-    if (request->verb == START)
+    if (request->verb == START && !is_owner) answer(request->ticket, STARTED, -EPERM);
+    else if (request->verb == START)
         start(request, packet.bytes + sizeof *request, (size_t)length - sizeof *request, name, fds);
     else if (request->verb == SETTLE) settle(request);
-    else if (request->verb == LEND) lend(request->ticket);
+    else if (request->verb == LEND) lend(is_owner ? request->ticket : 0);
     else if (request->verb == END) end(request->ticket);
     for (int i = 0; i < MAX_GIVEN; i++)
         if (fds[i] >= 0) close(fds[i]);
@@ -301,8 +311,10 @@ int nursery(int argc, char **argv) {
     sigset_t awaited;
     errno = EINVAL;
     if (argc != 2) fail("nursery needs a socket and a name");
-    owner = atoi(argv[0]), owner_pid = getppid();
+    owner = atoi(argv[0]), owner_pid = getppid(), owner_uid = getuid();
     begin_anew();
+    if (setresgid(getegid(), getegid(), getegid()) || setresuid(geteuid(), geteuid(), geteuid())) fail("be one user");
+    prctl(PR_SET_DUMPABLE, 1); /* or what is ours in /proc would be root's, where the owner was two */
     struct rlimit files;
     if (!getrlimit(RLIMIT_NOFILE, &files)) setrlimit(RLIMIT_NOFILE, &(struct rlimit){files.rlim_max, files.rlim_max});
     setsid(); /* a Ctrl-C at the owner's terminal is the owner's to handle */

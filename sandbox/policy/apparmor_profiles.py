@@ -21,12 +21,16 @@ _PATIENCE_S = 60.0
 _LOADED = Path("/sys/kernel/security/apparmor/profiles")
 
 
-@cache
 def is_available() -> bool:
     """Whether this process may load profiles: root, a parser, and a kernel that has AppArmor on."""
+    return os.geteuid() == 0 and _is_on()
+
+
+@cache
+def _is_on() -> bool:
     enabled = Path("/sys/module/apparmor/parameters/enabled")
     found = enabled.exists() and enabled.read_text().strip() == "Y"
-    return found and os.geteuid() == 0 and shutil.which("apparmor_parser") is not None
+    return found and shutil.which("apparmor_parser") is not None
 
 
 class LoadedProfiles:
