@@ -280,10 +280,16 @@ class EngineWorker:
         self._compiling.append(_id_of(waiting))
         if isinstance(waiting, Submit):
             self._owned[waiting.request_id] = waiting.choices
-        grammars.prepare(
-            structure, lambda grammar=None: self._inbox.put(_Compiled(waiting, grammar)),
-            lambda: self._is_wanted(waiting),
-        )  # fmt: skip
+        try:
+            grammars.prepare(
+                structure, lambda grammar=None: self._inbox.put(_Compiled(waiting, grammar)),
+                lambda: self._is_wanted(waiting),
+            )  # fmt: skip
+        except Overloaded:
+            self._compiling.remove(_id_of(waiting))
+            if isinstance(waiting, Submit):
+                del self._owned[waiting.request_id]
+            raise
 
     def _is_wanted(self, waiting: Submit | Handoff) -> bool:
         """Whether it has not been given up meanwhile. Any thread may ask."""

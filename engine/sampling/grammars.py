@@ -3,9 +3,8 @@
 import logging
 import math
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -13,6 +12,7 @@ from engine.errors import CompilingFailed, GrammarFault, InvalidRequest, Overloa
 from engine.sampling.grammar_compiler import SIMPLER, CompileLimits, GrammarCompiler, refused
 from engine.sampling.json_schema import check_regex, read_schema
 from engine.sampling.matcher import GrammarMatcher
+from engine.sampling.thread_start import start_thread
 from engine.sampling.watch import Watch
 from engine.shortage import is_out_of_memory
 from protocol.clock import Clock, SystemClock
@@ -56,7 +56,9 @@ class Grammars:
         self._vocabulary = 0
         self._tokenizer: Any = None
         self._compiler: GrammarCompiler | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._queueing = threading.Lock()
+        self._queue: deque[Callable[[], None]] = deque()
+        self._thread: threading.Thread | None = None  # while something is queued
         self._watch = Watch()  # over the matchers, which are the engine's thread's
 
     def known(self, structure: Structure) -> object:
@@ -81,6 +83,7 @@ class Grammars:
         with self._lock:
             if (grammar := self._known(key)) is None:  # nobody else has compiled it meanwhile
                 self._check_room()
+                self._watch.start()  # here, where no step waits for it
                 grammar = self._compile(structure)
                 self._keep(key, grammar)
             return grammar
@@ -93,11 +96,14 @@ class Grammars:
         at once, however many others come between.
 
         `wanted`: whether anybody still waits, asked there when its turn has come; else nothing is compiled,
-        and `done` gets None.
+        and `done` gets None. Raises Overloaded where no thread is to be had; then `done` is not called.
         """
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._thread.submit(self._prepare, structure, done, wanted)
+        with self._queueing:
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._work_off, name="grammars", daemon=False)
+                start_thread(thread)
+                self._thread = thread
+            self._queue.append(lambda: self._prepare(structure, done, wanted))
 
     def matcher(self, structure: Structure) -> GrammarMatcher:
         """At the start of the structure, or of the reasoning before it. Raises as `compile`."""
@@ -111,11 +117,30 @@ class Grammars:
         self._watch.close()
         if self._compiler is not None:
             self._compiler.kill()
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
+        with self._queueing:
+            self._queue.clear()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
         with self._lock:
             if self._compiler is not None:
                 self._compiler.close()
+
+    def _work_off(self) -> None:
+        """What is queued, in the thread that is for it."""
+        while True:
+            with self._queueing:
+                if self._thread is not threading.current_thread():
+                    return  # it was given up before it was up
+                if not self._queue:
+                    self._thread = None
+                    return
+                work = self._queue.popleft()
+            try:
+                work()
+            except Exception:  # whoever waits has been told what could be told
+                _log.exception("nobody could be told of a grammar")
+            del work  # it holds who waits
 
     def _prepare(
         self, structure: Structure, done: Callable[[object], None], wanted: Callable[[], bool]

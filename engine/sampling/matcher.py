@@ -7,7 +7,7 @@ import numpy as np
 
 from engine.errors import GrammarStuck
 from engine.sampling.adjustments import Allowed
-from engine.sampling.watch import TooManyAtWork, TooSlow, Watch
+from engine.sampling.watch import TooSlow, Watch
 from engine.shortage import is_out_of_memory
 from protocol.sampling import Structure
 
@@ -72,16 +72,14 @@ class GrammarMatcher:
         return self._begun and bool(self._matcher.is_terminated())
 
     def _timed(self, work: Callable[[], bool]) -> bool:
-        """What the grammar says. Raises GrammarStuck where it has taken too long by now, or fails, and what
-        a lack of memory raises."""
+        """What the grammar says. Raises GrammarStuck where it has taken too long by now, or fails, Overloaded
+        where there is no thread for it, and what a lack of memory raises."""
         try:
             answer, spent_s = self._watch.run(work, _MOST_CALL_S)
         except TooSlow as error:
             cause = f"its grammar takes too long to follow: {error}"
             self._condemn(cause)
             raise self._stuck(cause) from error
-        except TooManyAtWork as error:
-            raise self._stuck(str(error)) from error
         except RuntimeError as error:
             if is_out_of_memory(error):  # of which the grammar, and who has sent it, know nothing
                 raise

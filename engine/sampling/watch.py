@@ -11,6 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from engine.errors import Overloaded
+from engine.sampling.thread_start import start_thread
+
 _LOOK_S = 0.05  # how often a call that takes its time is looked at
 _MOST_LOST = 4  # threads that have been given up and still work
 
@@ -19,37 +22,43 @@ class TooSlow(Exception):
     """A call has been given up."""
 
 
-class TooManyAtWork(Exception):
-    """No call is begun: too many that were given up still work."""
-
-
 class Watch:
-    """Owned by one thread, and whoever it calls for."""
+    """Owned by one thread, and whoever it calls for; `start` is anybody's."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._thread: _Thread | None = None
         self._lost: list[_Thread] = []
 
     def run(self, work: Callable[[], bool], most_s: float) -> tuple[bool, float]:
         """The answer and the processor's time that it took. Raises TooSlow past `most_s` of that time,
-        TooManyAtWork, and what `work` raises. Blocks meanwhile."""
-        self._lost = [thread for thread in self._lost if thread.is_alive()]
-        if len(self._lost) >= _MOST_LOST:
-            raise TooManyAtWork("grammars that were given up are still at work: try again later")
-        if self._thread is None:
-            thread = _Thread()
-            thread.start()
-            self._thread = thread
+        Overloaded where no thread can be had for it, and what `work` raises. Blocks meanwhile."""
+        self.start()
+        assert self._thread is not None
         try:
             answer = self._thread.answer(work, most_s)
         except BaseException:  # TooSlow, Ctrl-C, no memory: its answer would be taken for another call's
-            self._thread.end()
-            self._lost.append(self._thread)
-            self._thread = None
+            with self._lock:
+                self._thread.end()
+                self._lost.append(self._thread)
+                self._thread = None
             raise
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def start(self) -> None:
+        """Have a thread at hand, as `run` does where there is none. Raises Overloaded; blocks for seconds
+        where there is hardly any memory."""
+        with self._lock:
+            if self._thread is not None and self._thread.is_alive():
+                return
+            self._lost = [thread for thread in self._lost if thread.is_alive()]
+            if len(self._lost) >= _MOST_LOST:
+                raise Overloaded("grammars that were given up are still at work", hint="try again in a while")
+            thread = _Thread()
+            start_thread(thread)
+            self._thread = thread
 
     def close(self) -> None:
         """End the thread once its call has ended; does not wait for it."""
@@ -77,6 +86,8 @@ class _Thread(threading.Thread):
             try:
                 return self._answers.get(timeout=_LOOK_S)
             except queue.Empty:
+                if not self.is_alive():  # no memory for its answer
+                    raise MemoryError("a grammar's thread has ended") from None
                 if self._clock_s() - self._began_s > most_s:
                     raise TooSlow(f"more than {most_s:g} s for one token") from None
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from engine.sampling.watch import TooManyAtWork, TooSlow, Watch
+from engine.errors import Overloaded
+from engine.sampling.watch import TooSlow, Watch
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_few_work_on_that_have_been_given_up(watch: Watch, monkeypatch: pytest.M
     try:
         with pytest.raises(TooSlow):
             watch.run(busy_until(end), 0.02)
-        with pytest.raises(TooManyAtWork, match="still at work"):
+        with pytest.raises(Overloaded, match="still at work"):
             watch.run(lambda: True, 1.0)
     finally:
         end.set()
