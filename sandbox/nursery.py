@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sandbox.errors import StartError
 from sandbox.forks import close_in_children, free, leave_in_children
+from sandbox.memory_files import memory_file
 
 _HEAD = struct.Struct("=IIii")  # ticket, verb or answer, and two numbers: struct request, struct said
 _NAME = "-" * 40  # room for a sandbox's id, which a launch has in its arguments
@@ -103,9 +104,13 @@ class Nursery:
         ended = self._await(ticket, _Said.ENDED)
         text = b"".join(word.encode("utf-8", "surrogateescape") + b"\0" for word in (sandbox_id, *words))
         try:
-            first = 0 if group is None else len(fds)
-            given = fds if group is None else (*fds, group)
-            pid = self.ask(_Verb.START, ticket, _Said.STARTED, numbers=(first, 0), text=text, fds=given)
+            file = memory_file(text)
+            try:
+                given = (*fds, file) if group is None else (*fds, file, group)
+                numbers = (0 if group is None else len(fds) + 1, len(fds))
+                pid = self.ask(_Verb.START, ticket, _Said.STARTED, numbers=numbers, fds=given)
+            finally:
+                os.close(file)
             if pid < 0:
                 raise OSError(-pid, f"start a launcher: {os.strerror(-pid)}")
         except BaseException:
@@ -121,12 +126,11 @@ class Nursery:
         wanted: _Said,
         *,
         numbers: tuple[int, int] = (0, 0),
-        text: bytes = b"",
         fds: Sequence[int] = (),
     ) -> int:
         """What the nursery answers. OSError."""
         answer = self._await(ticket, wanted)
-        socket.send_fds(self._socket, [_HEAD.pack(ticket, verb, *numbers) + text], fds)
+        socket.send_fds(self._socket, [_HEAD.pack(ticket, verb, *numbers)], fds)
         try:
             return answer.result(_PATIENCE_S)
         except TimeoutError as error:

@@ -19,7 +19,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 
-enum { MAX_GIVEN = 12, MAX_WORDS = 512, REQUEST_BYTES = 1 << 16 };
+enum { MAX_GIVEN = 12 };
 enum { ALL_AFTER_MS = 5, LOOKS_A_MS = 40 }; /* of children: what a look at all costs is 1% of the time between two */
 enum { LAYERS_FROM = 32 /* above all else here */, UNSHARE_FILES = 2 /* of close_range */, LOOK_AGAIN_NS = 2000000 };
 enum verb { START = 1, SETTLE = 2, END = 3, LEND = 4 };
@@ -27,12 +27,12 @@ enum answer { STARTED = 1, SETTLED = 2, ENDED = 3, LENT = 4 };
 #define INTO_CGROUP 0x200000000ULL /* of clone3 */
 #define SHARE_FILES 0x400ULL
 
-/* Behind it, of START: the sandbox's id and the words of `launch`, each with a NUL at its end. Descriptors come with
- * it, for what launch says and those that its words name by their place among these. */
+/* With START come descriptors, for what launch says and those that its words name by their place among these; one is
+ * of a file with these words, which a packet has no room for: a policy's places are many and may be long. */
 struct request {
     uint32_t ticket, verb;
     int32_t first; /* of START: place of a cgroup to be born in; of SETTLE: a signal for the launcher; 0 = none */
-    int32_t init;  /* of SETTLE: the process that stays when the launcher goes, 0 = the launcher does */
+    int32_t init;  /* of START: place of the words; of SETTLE: the process that stays when the launcher goes, 0 = it */
 };
 
 struct said {
@@ -187,18 +187,42 @@ static pid_t give_birth(int group) {
     return (pid_t)syscall(SYS_clone3, &birth, sizeof birth);
 }
 
-static void start(const struct request *request, char *text, size_t length, char *name, const int *fds) {
-    char *words[MAX_WORDS + 1];
-    int count = 0;
-    for (size_t at = 0; at < length && count < MAX_WORDS; at += strlen(text + at) + 1) words[count++] = text + at;
-    words[count] = NULL;
-    errno = E2BIG;
-    bool fits = count && count < MAX_WORDS && request->first >= 0 && request->first < MAX_GIVEN;
-    pid_t pid = fits && make_room() ? give_birth(request->first ? fds[request->first] : -1) : -1;
-    if (pid == 0) become_launch(request->ticket, name, words, count, fds);
+struct words {
+    char *text, **at;
+    size_t length;
+    int count;
+};
+
+/* The sandbox's id and the words of `launch`, each with a NUL at its end. False where there are none: errno says why */
+static bool read_words(int fd, struct words *words) {
+    struct stat info;
+    if (fstat(fd, &info)) return false;
+    errno = EINVAL;
+    if (info.st_size <= 0) return false;
+    words->length = (size_t)info.st_size;
+    words->text = mmap(NULL, words->length, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    if (words->text == MAP_FAILED) return words->text = NULL, false;
+    words->text[words->length - 1] = 0;
+    for (size_t at = 0; at < words->length; at += strlen(words->text + at) + 1) words->count++;
+    words->at = calloc((size_t)words->count + 1, sizeof *words->at);
+    if (!words->at) return false;
+    char **next = words->at;
+    for (size_t at = 0; at < words->length; at += strlen(words->text + at) + 1) *next++ = words->text + at;
+    return true;
+}
+
+static void start(const struct request *request, char *name, const int *fds) {
+    struct words words = {0};
+    int group = request->first, file = request->init;
+    errno = EINVAL;
+    bool fits = group >= 0 && group < MAX_GIVEN && file >= 0 && file < MAX_GIVEN && read_words(fds[file], &words);
+    pid_t pid = fits && make_room() ? give_birth(group ? fds[group] : -1) : -1;
+    if (pid == 0) become_launch(request->ticket, name, words.at, words.count, fds);
     if (pid > 0) children[num_children++] = (struct child){request->ticket, pid, 0, -1, false};
     answer(request->ticket, STARTED, pid > 0 ? pid : -errno);
     if (pid > 0) await_leave(pid);
+    free(words.at);
+    if (words.text) munmap(words.text, words.length);
 }
 
 static int keep_layer(int fd) {
@@ -246,13 +270,13 @@ static void end(uint32_t ticket) {
 
 /* `is_owner`: whether who asks is still the user whose process began this one. An owner that has dropped root is not,
  * and what runs in it is to have no way back. */
-static ssize_t receive(char *place, size_t room, int fds[MAX_GIVEN], bool *is_owner) {
+static ssize_t receive(struct request *request, int fds[MAX_GIVEN], bool *is_owner) {
     struct ucred *from;
     union {
         char bytes[CMSG_SPACE(MAX_GIVEN * sizeof(int)) + CMSG_SPACE(sizeof *from)];
         struct cmsghdr header;
     } received;
-    struct iovec part = {place, room};
+    struct iovec part = {request, sizeof *request};
     struct msghdr packet = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = received.bytes,
                             .msg_controllen = sizeof received.bytes};
     memset(fds, -1, MAX_GIVEN * sizeof *fds);
@@ -268,22 +292,16 @@ static ssize_t receive(char *place, size_t room, int fds[MAX_GIVEN], bool *is_ow
 
 /* False once the owner is gone. */
 static bool serve(char *name) {
-    static union {
-        struct request request;
-        char bytes[REQUEST_BYTES + 1];
-    } packet;
+    struct request request;
     int fds[MAX_GIVEN];
     bool is_owner;
-    ssize_t length = receive(packet.bytes, REQUEST_BYTES, fds, &is_owner);
-    if (length < (ssize_t)sizeof packet.request) return length < 0 && errno == EINTR;
-    packet.bytes[length] = 0; /* the end of a word */
-    const struct request *request = &packet.request;
-    if (request->verb == START && !is_owner) answer(request->ticket, STARTED, -EPERM);
-    else if (request->verb == START)
-        start(request, packet.bytes + sizeof *request, (size_t)length - sizeof *request, name, fds);
-    else if (request->verb == SETTLE) settle(request);
-    else if (request->verb == LEND) lend(is_owner ? request->ticket : 0);
-    else if (request->verb == END) end(request->ticket);
+    ssize_t length = receive(&request, fds, &is_owner);
+    if (length < (ssize_t)sizeof request) return length < 0 && errno == EINTR;
+    if (request.verb == START && !is_owner) answer(request.ticket, STARTED, -EPERM);
+    else if (request.verb == START) start(&request, name, fds);
+    else if (request.verb == SETTLE) settle(&request);
+    else if (request.verb == LEND) lend(is_owner ? request.ticket : 0);
+    else if (request.verb == END) end(request.ticket);
     for (int i = 0; i < MAX_GIVEN; i++)
         if (fds[i] >= 0) close(fds[i]);
     return true;

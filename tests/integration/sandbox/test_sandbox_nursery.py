@@ -109,8 +109,14 @@ def test_a_launch_that_fails_says_why_and_leaves_nothing(state_dir: Path):
     assert os.pread(errors, 4096, 0) == b"dockyard-init: unknown option --what: Invalid argument\n"
     os.close(errors)
     assert children(nursery) == []
-    with pytest.raises(OSError, match="Argument list too long"):
-        nursery.start("sbx-x", ["x"] * 600, (0,), None)
+    errors = os.memfd_create("errors")
+    many = [*["--no-network"] * 20_000, "--last"]  # 260 kB, which no packet has room for
+    launcher = nursery.start("sbx-x", many, (errors,), None)
+    wait_until_gone(launcher.pid)
+    assert os.pread(errors, 4096, 0) == b"dockyard-init: unknown option --last: Invalid argument\n"
+    launcher.kill()
+    launcher.wait(PATIENCE_S)
+    os.close(errors)
     with pytest.raises(OSError, match="start a launcher"):
         nursery.start("sbx-x", ["--", "x"], (0,), 0)  # no cgroup
     nursery.close()
