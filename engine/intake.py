@@ -49,7 +49,7 @@ class Intake:
     def outputs(self) -> dict[str, int]:
         """How many of each request are here, or come once its prompt is computed."""
         return {
-            request_id: len(outputs) + sum(sequence.num_promised for sequence in outputs.values())
+            request_id: sum((s.choice not in s.given_up) + s.num_promised for s in outputs.values())
             for request_id, outputs in self._by_request.items()
         }
 
@@ -79,7 +79,7 @@ class Intake:
         """Raises InvalidRequest, and Overloaded where it would have to wait in a full queue, or there is no
         memory for it."""
         parent = self.sequences.get(request_id)
-        if parent is None or parent.resumed is None:
+        if parent is None or parent.resumed is None or parent.choice in parent.given_up:
             raise InvalidRequest(f"request {request_id!r} has not begun to run here", parameter="request_id")
         if sampling is not None and sampling.prompt_logprobs >= 0:
             raise InvalidRequest(
@@ -111,7 +111,8 @@ class Intake:
         a lack of memory raises; then the request is to end."""
         if not sequence.num_promised:
             return [sequence]
-        children = [sequence.fork(number) for number in range(1, sequence.request.choices)]
+        wanted = [n for n in range(1, sequence.request.choices) if n not in sequence.given_up]
+        children = [sequence.fork(number) for number in wanted]
         self._num_promised -= self._promised(sequence)
         sequence.branched = True
         for child in children:
@@ -120,15 +121,34 @@ class Intake:
                 self._scheduler.add(child)  # for a moment: it is handed over at once
             else:
                 self._place(sequence, child)
+        if sequence.choice in sequence.given_up:
+            self.end(sequence)
+            return children
         return [sequence, *children]
 
     def abort(self, request_id: str, choice: int | None = None) -> bool:
         """Forget a request, or one of its outputs; False where it is not here."""
         outputs = self._by_request.get(request_id, {})
+        first = outputs.get(0)
+        if choice is not None and first is not None and first.num_promised:
+            return self._give_up(first, choice)
         found = [sequence for number, sequence in outputs.items() if choice in (None, number)]
         for sequence in found:
             self.end(sequence)
         return bool(found)
+
+    def _give_up(self, first: Sequence, choice: int) -> bool:
+        """One output of a prompt that is not computed yet; it is, for as long as another is wanted."""
+        if choice not in range(first.request.choices) or choice in first.given_up:
+            return False
+        given_up = first.given_up | {choice}
+        if len(given_up) == first.request.choices:
+            self.end(first)
+            return True
+        before = self._promised(first)
+        first.given_up = given_up
+        self._num_promised += self._promised(first) - before
+        return True
 
     def end(self, sequence: Sequence) -> None:
         """Free whatever a sequence holds, wherever it is; nothing where it has ended. However it ends, here

@@ -71,6 +71,9 @@ class Sequence:
         -1
     )  # how many tokens it had when it was left waiting too long: it goes first until the next
     branched: bool = False  # the request's other outputs have come from it
+    given_up: frozenset[int] = (
+        frozenset()
+    )  # outputs that nobody wants, before they have come; its own among them
     grammar: object = None  # of its structure, compiled: held here it is not given up
     stages: Stages = Stages()
 
@@ -100,7 +103,8 @@ class Sequence:
     def num_promised(self) -> int:
         """Outputs that come from it once its prompt is computed."""
         begun = self.num_generated > len(self.request.generated_ids)
-        return 0 if self.choice or self.branched or begun else self.request.choices - 1
+        none = self.choice or self.branched or begun
+        return 0 if none else self.request.choices - 1 - len(self.given_up - {0})
 
     @property
     def num_missing(self) -> int:
