@@ -8,7 +8,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from errno import EACCES
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, get_args
@@ -16,12 +16,12 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar, get_args
 from sandbox.answers import Asked, answer
 from sandbox.attached import AttachedSandbox, Line
 from sandbox.audit_log import entries
+from sandbox.closing import PATIENCE_S, Gate
 from sandbox.door import Door, HasLeft, Request, ask
 from sandbox.errors import (
     AuthError,
     GoneReason,
     InvalidArgument,
-    SandboxError,
     SandboxGone,
     SandboxNotFound,
     UnsupportedError,
@@ -59,6 +59,7 @@ class Directory(Generic[T]):
         self._live: dict[tuple[Path, str], T] = {}
         self._ended: OrderedDict[tuple[Path, str], SandboxGone] = OrderedDict()
         self._door = Door(self._answer)
+        self._gate = Gate()
         leave_in_children(self)
 
     def leave(self) -> None:
@@ -79,13 +80,38 @@ class Directory(Generic[T]):
         """Answers other processes from now on, as it does from the first sandbox on. See `Door.open`."""
         return self._door.open()
 
-    def end_all(self) -> None:
-        """At this process's end: those that nobody has killed leave nothing for a sweep."""
+    def making(self) -> AbstractContextManager[None]:
+        """While one is made, until it has been added. StartError once this process ends."""
+        return self._gate.passing()
+
+    def end_all(self, patience_s: float = PATIENCE_S) -> None:
+        """At this process's end: what nobody has killed leaves nothing for a sweep, and no more are made;
+        those that threads are making are waited for, `patience_s` at most. Whatever one kill raises, the
+        others follow; an interrupt is raised at the end."""
+        tried, interrupts = set[tuple[Path, str]](), list[BaseException]()
+        self._gate.close()
+        for wait in (lambda: None, lambda: self._gate.wait(patience_s)):
+            try:
+                wait()
+            except BaseException as error:
+                interrupts.append(error)
+            interrupts += self._kill_others(tried)
+        if interrupts:
+            raise interrupts[0]
+
+    def _kill_others(self, tried: set[tuple[Path, str]]) -> list[BaseException]:
         with self._lock:
-            left = list(self._live.values())
-        for member in left:
-            with suppress(SandboxError, OSError):  # which a sweep then says
+            left = {place: member for place, member in self._live.items() if place not in tried}
+        tried.update(left)
+        interrupts: list[BaseException] = []
+        for member in left.values():
+            try:
                 member.kill()
+            except Exception:  # a sweep finds what is left, and says it
+                continue
+            except BaseException as error:
+                interrupts.append(error)
+        return interrupts
 
     def remove(self, state_dir: Path, sandbox_id: str, gone: SandboxGone) -> None:
         """One that has ended, and why. One that has not been added is none."""

@@ -145,10 +145,11 @@ class Sandbox(Named):
 
     @classmethod
     def _make(cls, order: Order) -> "Sandbox":
-        if order.snapshot is None:
-            return cls(make(order, None))
-        with Snapshots(order.state_dir).opened(order.snapshot) as content:
-            return cls(make(order, content))
+        with sandboxes.making():
+            if order.snapshot is None:
+                return cls(make(order, None))
+            with Snapshots(order.state_dir).opened(order.snapshot) as content:
+                return cls(make(order, content))
 
     @staticmethod
     def connect(id: str, *, state_dir: Path | str | None = None) -> "Sandbox":
@@ -321,7 +322,7 @@ class Sandbox(Named):
                 # Those after the first are copied from that, which nobody has yet, and this one goes on.
                 still = nullcontext() if forks else self._life.held()
                 source = (forks[0] if forks else self)._copies.source()
-                with still, source.opened() as content:
+                with sandboxes.making(), still, source.opened() as content:
                     made = make(self._copies.fork_order(), replace(content, of=self.id))
                     forks.append(Sandbox(made))
                     on_failure.callback(forks[-1].kill)
