@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -243,7 +244,7 @@ def _copy(source: Source, target: Path, max_bytes: int) -> tuple[int, int]:
     if done.returncode == 0:
         content_bytes, entries = map(int, done.stdout.split())
         return content_bytes, entries
-    said = done.stderr.strip().removeprefix("dockyard-init: ")
+    said = done.stderr.strip().removeprefix("dockyard-init: ") or _end_of(done.returncode)
     if done.returncode == _TOO_MUCH:
         raise FileTooLarge(
             f"the layer of sandbox {source.sandbox_id} has {said}", path="/", number=errno.EFBIG,
@@ -253,7 +254,17 @@ def _copy(source: Source, target: Path, max_bytes: int) -> tuple[int, int]:
     if os.strerror(errno.ENOSPC) in said or os.strerror(errno.EDQUOT) in said:
         hint = f"{target.parents[2]} has {free >> 20} MiB free; delete snapshots or make room"
         raise CapacityError(f"copying the layer: {said}", hint=hint, sandbox_id=source.sandbox_id)
+    if os.strerror(errno.EFBIG) in said:
+        hint = "raise `ulimit -f` of the process that owns the sandbox, or remove something in the sandbox"
+        raise CapacityError(f"copying the layer: {said}", hint=hint, sandbox_id=source.sandbox_id)
     raise SandboxError(f"copying the layer: {said}", sandbox_id=source.sandbox_id)
+
+
+def _end_of(returncode: int) -> str:
+    """Of a program that has said nothing."""
+    if returncode < 0:
+        return f"the program that copies was ended by {signal.Signals(-returncode).name}; try again"
+    return f"the program that copies ended with status {returncode}"
 
 
 @contextmanager

@@ -105,6 +105,11 @@ static void count_entry(void) {
     exit(TOO_MUCH);
 }
 
+/* A limit that the owner has for its files is ours too. */
+static void fail_write(const char *what) {
+    fail("%s: %s%s", copy.path, what, errno == EFBIG ? " beyond the `ulimit -f` of the sandbox's owner" : "");
+}
+
 static void copy_range(int from, int to, off_t start, off_t end) {
     static char block[BLOCK];
     while (start < end) {
@@ -113,7 +118,7 @@ static void copy_range(int from, int to, off_t start, off_t end) {
         count(((uint64_t)length + PAGE - 1) / PAGE * PAGE);
         for (ssize_t done = 0, written; done < length; done += written)
             if ((written = pwrite(to, block + done, (size_t)(length - done), start + done)) < 0)
-                fail("%s: write", copy.path);
+                fail_write("write");
         start += length;
     }
 }
@@ -128,7 +133,7 @@ static void copy_content(int from, int to, const struct stat *info) {
         copy_range(from, to, start, end);
     }
     if (errno != ENXIO) fail("%s: find data", copy.path);
-    if (ftruncate(to, info->st_size)) fail("%s: set the size", copy.path);
+    if (ftruncate(to, info->st_size)) fail_write("set the size");
 }
 
 static void copy_file(int from, int to, const char *name, const struct stat *info) {
@@ -217,10 +222,12 @@ static void copy_directory(int from, int to, int depth) {
 void copy_layer(int from, int to, uint32_t first_from, uint32_t first_to, uint64_t limit) {
     struct stat info;
     copy = (struct copy){.target = to, .from = first_from, .to = first_to, .limit = limit};
+    void (*before)(int) = signal(SIGXFSZ, SIG_IGN); /* which would end us without a word */
     int again = openat(from, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (again < 0 || fstat(again, &info)) fail("open the layer");
     copy_directory(again, to, 0);
     copy_metadata(from, to, ".", &info);
+    signal(SIGXFSZ, before);
 }
 
 /* For the owner: FROM TO FIRST-FROM FIRST-TO LIMIT PARENT. Ends with its parent. Prints the bytes written and the

@@ -1,6 +1,7 @@
 """Snapshots that cannot be: nothing is kept of any, and each says why."""
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from sandbox.errors import (
     InvalidArgument,
     SandboxError,
     SandboxGone,
+    StartError,
     UnsupportedError,
 )
 from sandbox.layers.base import LayerSize
@@ -41,6 +43,26 @@ def test_a_snapshot_that_is_too_large_fails_and_keeps_nothing(create: Create, st
     assert box.snapshot("big", max_mb=4).content_bytes >= 3 << 20
     with pytest.raises(InvalidArgument, match="max_mb=0"):
         box.snapshot(max_mb=0)
+
+
+def test_a_file_beyond_the_owners_limit_is_said(create: Create, substrate: str, store: Snapshots):
+    box = create(substrate=substrate)
+    makes = {"big": "head -c 5M /dev/urandom > big", "holes": "truncate -s 1G holes"}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for file, make in makes.items():
+        box.commands.run(make, check=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, hard))
+        try:
+            with pytest.raises(CapacityError, match=f"{file}: .* beyond the `ulimit -f`") as caught:
+                box.snapshot("big")
+            with pytest.raises(StartError, match=f"{file}: .* beyond the `ulimit -f`"):
+                box.fork_fs()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "ulimit -f" in caught.value.hint
+        box.commands.run(f"rm {file}")
+    assert store.list() == ()
+    assert box.snapshot("big").entries > 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is root's to make")
