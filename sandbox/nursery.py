@@ -19,6 +19,8 @@ from sandbox.memory_files import memory_file
 _HEAD = struct.Struct("=IIii")  # ticket, verb or answer, and two numbers: struct request, struct said
 _NAME = "-" * 40  # room for a sandbox's id, which a launch has in its arguments
 _PATIENCE_S = 20.0
+_SEND_PATIENCE_S = 5.0  # where as much is under way already as the kernel holds
+_TIME = struct.Struct("ll")  # struct timeval
 # For bubblewrap and the runtimes; a sandbox's commands never see it.
 _ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
@@ -80,6 +82,9 @@ class Nursery:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         close_in_children(self._socket)  # also while it is being made: see `forks`
         close_in_children(theirs)
+        seconds, part = divmod(_SEND_PATIENCE_S, 1)
+        patience = _TIME.pack(int(seconds), int(part * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel says there who asks
         with theirs:
             words = [str(init), "nursery", str(theirs.fileno()), _NAME]
@@ -128,18 +133,20 @@ class Nursery:
         numbers: tuple[int, int] = (0, 0),
         fds: Sequence[int] = (),
     ) -> int:
-        """What the nursery answers. OSError."""
+        """What the nursery answers. OSError, also where it does not, as when somebody has stopped it."""
         answer = self._await(ticket, wanted)
-        socket.send_fds(self._socket, [_HEAD.pack(ticket, verb, *numbers)], fds)
         try:
+            socket.send_fds(self._socket, [_HEAD.pack(ticket, verb, *numbers)], fds)
             return answer.result(_PATIENCE_S)
-        except TimeoutError as error:
+        except (TimeoutError, BlockingIOError) as error:
+            words = f"the process that starts sandboxes (pid {self.pid}) does not answer"
+            raise OSError(f"{words}; where it was stopped, `kill -CONT {self.pid}` has it go on") from error
+        finally:
             with self._lock:  # what comes later is nobody's
                 self._awaited.pop((ticket, wanted), None)
-            raise OSError("the process that starts sandboxes does not answer") from error
 
     def tell(self, verb: _Verb, ticket: int) -> None:
-        """No answer is waited for; one that is gone needs no telling."""
+        """No answer is waited for; one that is gone needs no telling, one that is stopped heeds none."""
         with suppress(OSError):
             self._socket.send(_HEAD.pack(ticket, verb, 0, 0))
 

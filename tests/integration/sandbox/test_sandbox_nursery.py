@@ -2,10 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from sandbox import Sandbox
 from sandbox.audit import check_integrity, sweep
 from sandbox.errors import CapacityError, StartError
 from sandbox.journal import Journal
-from sandbox.nursery import Nursery, shared_nursery
+from sandbox.nursery import Nursery, _Verb, shared_nursery
 from sandbox.places import INIT_BINARY
 from sandbox.processes import find_process
 
@@ -142,6 +144,25 @@ def test_when_it_is_killed_sandboxes_run_on_and_the_next_begins_in_another(
     assert other.commands.run("echo too").stdout == "too\n"
     box.kill()
     assert [each for each in check_integrity(state_dir).leftovers if each.sandbox_id == box.id] == []
+
+
+def test_one_that_is_stopped_is_waited_for_so_long(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sandbox.nursery._PATIENCE_S", 0.1)
+    monkeypatch.setattr("sandbox.nursery._SEND_PATIENCE_S", 0.1)
+    nursery = Nursery(INIT_BINARY)
+    ignored = os.memfd_create("ignored")
+    os.kill(nursery.pid, signal.SIGSTOP)
+    with pytest.raises(OSError, match=f"kill -CONT {nursery.pid}"):
+        nursery.start("sbx-x", ["--what"], (ignored,), None)
+    with suppress(BlockingIOError):
+        while True:  # until no more fits
+            nursery._socket.send(b"x", socket.MSG_DONTWAIT)
+    nursery.tell(_Verb.END, 1)  # which does not wait for good either
+    with pytest.raises(OSError, match=f"kill -CONT {nursery.pid}"):
+        nursery.start("sbx-x", ["--what"], (ignored,), None)
+    os.kill(nursery.pid, signal.SIGCONT)  # and ends, for what was sent is no request
+    os.close(ignored)
+    wait_until_gone(nursery.pid)
 
 
 def test_a_program_that_is_not_there_is_a_start_error(tmp_path: Path):
