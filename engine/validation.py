@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 from engine.errors import ContextExceeded, InvalidRequest
+from engine.field_types import check_fields
 from engine.model.base import Model
 from engine.request import Request
 from engine.sampling.prompt_logprobs import check_prompt_logprobs
@@ -11,7 +12,8 @@ _MOST_SLACK_MS = 86_400_000
 
 
 def check_request(request: Request, model: Model, max_positions: int, block_tokens: int) -> None:
-    """Raises InvalidRequest. Parameters of sampling alone are the sampler's to check."""
+    """Raises InvalidRequest. Parameters of sampling alone are the sampler's to check, but for their types."""
+    check_fields(request)
     sampling, prompt = request.sampling, len(request.prompt_ids)
     if "\0" in request.id:  # it tells apart the outputs of one request
         raise InvalidRequest(f"the id {request.id!r:.80} has a zero character", parameter="request_id")

@@ -6,6 +6,7 @@ from uuid import uuid4
 from engine.cache.block_size import block_size
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
+from engine.field_types import check_texts
 from engine.model.base import Held, Model, State
 from engine.model.registry import load_model
 from protocol.errors import DockyardError, ResourceShortage
@@ -44,6 +45,7 @@ class Weights:
 
         Raises UnknownModel, BrokenModelFile, InvalidRequest; then all stays as it was.
         """
+        check_texts(label, "version")
         if "#" in label:
             raise InvalidRequest(
                 f"version is {label!r:.80}; '#' stands before the digest of weights changed in place",
