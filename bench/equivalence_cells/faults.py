@@ -11,7 +11,7 @@ from torch import Tensor
 from bench.equivalence_cells.matrix import cell_named, judge
 from bench.equivalence_cells.prompts import cases
 from bench.equivalence_cells.subject import Subject
-from engine import engine as engine_module
+from engine import forward as forward_module
 from engine.cache.host_tier import HostTier
 from engine.cache.keys import root_key
 from engine.model.base import ChunkRows, Model
@@ -142,13 +142,13 @@ def _shifted(*, start: int = 0, window: int = 0) -> AbstractContextManager[objec
 
 
 def _wrong_position() -> AbstractContextManager[object]:
-    right = engine_module.rows_of
+    right = forward_module.rows_of
 
     def wrong(chunk: Chunk) -> ChunkRows:
         rows, resumed = right(chunk), bool(chunk.sequence.request.generated_ids)
         return replace(rows, start=rows.start - 1) if resumed and rows.start > 0 else rows
 
-    return patch.object(engine_module, "rows_of", wrong)
+    return patch.object(forward_module, "rows_of", wrong)
 
 
 def _stale_candidates() -> AbstractContextManager[object]:
