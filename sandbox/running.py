@@ -1,6 +1,7 @@
 """A command that runs: its output, its input, its deadline and its end."""
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
@@ -371,12 +372,34 @@ class RunningCommand(Named):
 
 def run_to_end(start: Callable[[], RunningCommand]) -> CommandResult:
     """Starts one and waits for it. An interrupt ends it first, with all its processes; a second goes on at
-    once."""
-    begun = list[RunningCommand]()
-    try:
-        undisturbed(lambda: begun.append(start()))
-        return begun[0].wait()
-    except BaseException:  # an interrupt, or what the command has ended with
-        for command in begun:
+    once, and it ends all the same."""
+    run = _Run(start)
+    return undisturbed(run.to_end, stop=run.stop)
+
+
+class _Run:
+    """Of one command. `stop` is for any thread, and may come before the command is there."""
+
+    def __init__(self, start: Callable[[], RunningCommand]) -> None:
+        self._start = start
+        self._lock = threading.Lock()  # guards what follows
+        self._command: RunningCommand | None = None
+        self._is_stopped = False
+
+    def to_end(self) -> CommandResult:
+        command = self._start()
+        try:
+            with self._lock:
+                self._command, is_stopped = command, self._is_stopped
+            if is_stopped:
+                command.kill()
+            return command.wait()
+        except BaseException:  # an interrupt where the host has no other thread, or its own end
             command.end()
-        raise
+            raise
+
+    def stop(self) -> None:
+        with self._lock:
+            self._is_stopped, command = True, self._command
+        if command is not None:
+            command.kill()

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sandbox_interrupts import at_each_place
+from sandbox_internet import wait_until
+from sandbox_interrupts import at_each_place, interrupted_twice
 
 from sandbox import Sandbox, Snapshots, audit, cgroups
 from sandbox.results import CommandResult
@@ -92,3 +93,11 @@ def test_a_snapshot_or_fork_that_nobody_has_yet_is_none(box: Sandbox, state_dir:
         for left in {each.id for each in Sandbox.list(state_dir=state_dir)} - {box.id}:
             Sandbox.connect(left, state_dir=state_dir).kill()
     assert box.commands.run("cat file").stdout == "text"
+
+
+def test_a_command_ends_wherever_a_second_interrupt_comes(box: Sandbox):
+    number = 1
+    while interrupted_twice(0.3, number, lambda: box.commands.run("exec sleep 599")):
+        number += 1
+        wait_until(lambda: "599" not in box.commands.run("cat /proc/*/cmdline | tr '\\0' ' '").stdout)
+    assert number > 1
