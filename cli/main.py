@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 it failed, 2 bad input, 3 a tool or feature is missing, 4 
 Only the modules of the command that is asked for are loaded, and nothing before signals are answered.
 """
 
+import signal
 import sys
 
 from cli.ending import Ending
@@ -15,6 +16,7 @@ def main() -> None:
     """Entry point of the `dockyard` script."""
     ending = Ending()
     ending.at_once()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or, ignored, no program's end would be known
     sys.exit(run(sys.argv[1:], ending))
 
 

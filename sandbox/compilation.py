@@ -3,11 +3,11 @@
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from sandbox.errors import StartError, UnsupportedError
+from sandbox.programs import run_program
 
 _BPF_FLAGS = ("-O2", "-g", "-target", "bpf", "-Wall", "-Wextra", "-Werror")
 
@@ -15,7 +15,7 @@ _BPF_FLAGS = ("-O2", "-g", "-target", "bpf", "-Wall", "-Wextra", "-Werror")
 def compile_to(target: Path, command: Sequence[str], name: str) -> None:
     """Runs the command with `-o` and a draft's path. StartError with the compiler's words."""
     draft = target.with_name(f"{target.stem}.{os.getpid()}{target.suffix}")
-    done = subprocess.run([*command, "-o", str(draft)], capture_output=True, text=True, check=False)
+    done = run_program([*command, "-o", str(draft)])
     if done.returncode != 0:
         draft.unlink(missing_ok=True)
         raise StartError(f"compiling {name} failed: {done.stderr.strip()}", phase="build")

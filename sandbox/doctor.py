@@ -21,6 +21,7 @@ from sandbox.layers.choice import choose
 from sandbox.limits import Asked, LimitName, settle
 from sandbox.places import INIT_BINARY, chosen_state_dir, default_toolkit
 from sandbox.policy import apparmor, apparmor_profiles, landlock
+from sandbox.programs import run_program
 from sandbox.refusals import Attempt
 from sandbox.sandbox import Sandbox
 from sandbox.substrates import SUBSTRATES, SubstrateName
@@ -354,9 +355,7 @@ def can_make_sandboxes(found: Sequence[Capability]) -> bool:
 def _run(words: Sequence[str], fds: Sequence[int] = ()) -> "subprocess.CompletedProcess[str] | None":
     """None when there is no such program, or it hangs."""
     try:
-        return subprocess.run(
-            words, capture_output=True, text=True, check=False, timeout=_PATIENCE_S, pass_fds=tuple(fds)
-        )
+        return run_program(words, fds=fds, patience_s=_PATIENCE_S)
     except (FileNotFoundError, PermissionError, subprocess.TimeoutExpired):
         return None
 

@@ -14,7 +14,6 @@ import re
 import secrets
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Generator
@@ -28,6 +27,7 @@ from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, Sandbox
 from sandbox.host_tree import remove_tree
 from sandbox.places import INIT_BINARY, default_state_dir
 from sandbox.processes import ProcessKey
+from sandbox.programs import run_program
 from sandbox.undisturbed import undisturbed_call
 
 FIRST_ID = 0x6FFF0000  # of all trees; sandboxes get others
@@ -238,9 +238,7 @@ def _copy(source: Source, target: Path, max_bytes: int) -> tuple[int, int]:
         ]
         words += [str(source.first_id), str(_first_id()), str(max_bytes), str(os.getpid())]
         fds = (layer,) if namespace is None else (layer, namespace)
-        done = subprocess.run(
-            words, capture_output=True, text=True, errors="replace", check=False, pass_fds=fds
-        )
+        done = run_program(words, fds=fds)
     if done.returncode == 0:
         content_bytes, entries = map(int, done.stdout.split())
         return content_bytes, entries

@@ -24,6 +24,7 @@ from protocol.errors import DockyardError
 from sandbox.elf import read_dynamic, replace_run_path
 from sandbox.errors import StartError, UnsupportedError
 from sandbox.places import SUPERSEDED_S, default_state_dir, default_toolkit
+from sandbox.programs import run_program
 
 TOOLKIT_VERSION = 2
 PACKAGES = ("pip>=23,<27", "pytest>=8.3,<10", "pyyaml>=6,<7")
@@ -196,7 +197,7 @@ def _relocate(program: Path, libraries: Path) -> None:
 def _install_packages(root: Path, library: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--no-input", "--root-user-action", "ignore", "--target", str(library / "site-packages")]
-    done = subprocess.run([*command, *PACKAGES], capture_output=True, text=True, check=False)
+    done = run_program([*command, *PACKAGES])
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["pip says nothing"])[-1]
         raise StartError(f"installing {', '.join(PACKAGES)} failed: {last}", phase="toolkit")

@@ -4,7 +4,6 @@ rules, sets up what is inside of the namespace, which is its own, and resolves n
 import os
 import shutil
 import socket
-import subprocess
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +19,7 @@ from sandbox.errors import StartError, UnsupportedError
 from sandbox.forks import free
 from sandbox.helper import Helper
 from sandbox.policy import Network
+from sandbox.programs import run_program
 from sandbox.refusals import Attempt
 
 _PATIENCE_S = 20.0
@@ -130,9 +130,7 @@ def _set_up_inside(pid: int, lines: list[str]) -> None:
         "-batch",
         "-",
     ]
-    done = subprocess.run(
-        words, input="\n".join(lines), capture_output=True, text=True, check=False, timeout=_PATIENCE_S
-    )
+    done = run_program(words, given="\n".join(lines), patience_s=_PATIENCE_S)
     if done.returncode != 0:
         raise StartError(f"setting up a sandbox's network: {done.stderr.strip()}", phase="network")
 

@@ -28,6 +28,7 @@ from sandbox.egress.rules import Prefix, prefix_of
 from sandbox.egress.settings import write_settings
 from sandbox.errors import CapacityError, StartError, UnsupportedError
 from sandbox.processes import ProcessKey, this_process
+from sandbox.programs import run_program
 
 T = TypeVar("T")
 
@@ -262,6 +263,4 @@ def _run_batch(lines: list[str]) -> None:
 
 
 def _run_ip(words: list[str], lines: str = "") -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        ["ip", *words], input=lines, capture_output=True, text=True, check=False, timeout=_PATIENCE_S
-    )
+    return run_program(["ip", *words], given=lines, patience_s=_PATIENCE_S)

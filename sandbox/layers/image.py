@@ -10,7 +10,6 @@ barriers: a layer is worth nothing without its sandbox.
 import fcntl
 import os
 import shutil
-import subprocess
 import tempfile
 import threading
 from contextlib import suppress
@@ -22,6 +21,7 @@ from sandbox.forks import close_left, leave_in_children
 from sandbox.layers import loops, mounts
 from sandbox.layers.base import Layer, LayerSize
 from sandbox.pool import Pool
+from sandbox.programs import run_program
 
 _VERSION = 1  # of the template's form
 _INODE_BYTES, _BLOCK_BYTES, _FICLONE = 256, 4096, 0x40049409
@@ -135,7 +135,7 @@ def _template(directory: Path, size: LayerSize) -> Path:
     try:
         os.truncate(draft, _file_bytes(size))
         words = [*_FORMAT, "-N", str(size.inodes + _OWN_INODES), draft]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        done = run_program(words)
         if done.returncode != 0:
             raise CapacityError(f"formatting a layer of {size.bytes >> 20} MiB: {done.stderr.strip()}")
         Path(draft).replace(path)

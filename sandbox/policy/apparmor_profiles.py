@@ -8,7 +8,6 @@ the kernel knows: files outlive a restart of the machine, and administrators unl
 import fcntl
 import os
 import shutil
-import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from sandbox.errors import StartError
 from sandbox.policy.apparmor import Profile
+from sandbox.programs import run_program
 
 _PATIENCE_S = 60.0
 _LOADED = Path("/sys/kernel/security/apparmor/profiles")
@@ -83,9 +83,6 @@ def _is_loaded(name: str) -> bool:
 
 
 def _parser(action: str, text: str) -> None:
-    done = subprocess.run(
-        ["apparmor_parser", action, "--skip-cache"],
-        input=text, capture_output=True, text=True, check=False, timeout=_PATIENCE_S,
-    )  # fmt: skip
+    done = run_program(["apparmor_parser", action, "--skip-cache"], given=text, patience_s=_PATIENCE_S)
     if done.returncode != 0:
         raise StartError(f"apparmor_parser {action}: {done.stderr.strip()}", phase="policy")

@@ -27,6 +27,7 @@ def main(user: str, *words: str) -> None:
     """Serves until SIGTERM or Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: sys.exit())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or nobody would learn how `ip` has ended
     os.environ.clear()
     os.environ["PATH"] = trust.PROGRAMS
     PLACE.mkdir(parents=True, exist_ok=True, mode=0o755)

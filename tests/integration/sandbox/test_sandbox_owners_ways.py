@@ -120,3 +120,22 @@ give(resource.prlimit(shared_nursery(INIT_BINARY).pid, resource.RLIMIT_NOFILE))
 """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert owner(script) == [[most, most]]
+
+
+def test_a_snapshot_of_an_owner_that_ignores_the_end_of_its_children_is_refused_by_saying_so(owner):
+    script = """
+from sandbox.errors import UnsupportedError
+box = create()
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+says(box, "head -c 5000000 /dev/zero >zeros")
+try:
+    box.snapshot("taken", max_mb=1)
+except UnsupportedError as error:
+    told = error.hint
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+box.snapshot("taken")
+give(told)
+box.kill()
+"""
+    (told,) = owner(script)
+    assert "SIGCHLD" in told
