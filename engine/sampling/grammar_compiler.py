@@ -1,5 +1,6 @@
 """The engine's end of the process that compiles grammars: starts it, asks it, outlives it."""
 
+import errno
 import json
 import os
 import re
@@ -13,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import CompilingFailed, InvalidRequest
+from engine.errors import CompilingFailed, InvalidRequest, Overloaded
 from protocol.clock import Clock
+from protocol.errors import DockyardError
 from protocol.sampling import Structure
 
 _PROGRAM = Path(__file__).with_name("grammar_process.py")
 _OBJECT = '{"type": "object", "additionalProperties": true}'
 SIMPLER = "use a simpler one: fewer properties, repetitions and alternatives"
+_SHORTAGES = {errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE}  # of memory, processes, descriptors
 _ORIGIN = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # where in the library's source an error comes from
 
 
@@ -46,12 +49,15 @@ class GrammarCompiler:
         self._process: subprocess.Popen[bytes] | None = None
 
     def compile(self, structure: Structure) -> str:
-        """The compiled grammar, serialised. Raises InvalidRequest; blocks for at most the limits' times."""
+        """The compiled grammar, serialised. Raises InvalidRequest, and Overloaded for what the machine lacks;
+        blocks for at most the limits' times."""
         kind, source = structure.kind, structure.source
         if kind == "json_object":
             kind, source = "json_schema", _OBJECT
         answer = self._ask(structure, kind, source)
-        if "bad_alloc" in answer.get("error", ""):
+        if answer.get("short", False):
+            raise _lacking("there is no memory for another grammar")
+        if "short" in answer:
             raise _failed(structure, "it takes more memory than a grammar may have")
         if "slow" in answer:
             cause = f"it takes too long to follow, over {answer['slow']:g} s for one token"
@@ -76,7 +82,7 @@ class GrammarCompiler:
     def _ask(self, structure: Structure, kind: str, source: str) -> dict[str, Any]:
         """Where this raises the process ends: what is left in its pipes would be taken for another's."""
         try:
-            deadline = self._start(structure)
+            deadline = self._start()
             self._send({"kind": kind, "source": source})
             late = f"it takes more than {self._limits.seconds:g} s to compile"
             return self._receive(structure, deadline, late)
@@ -84,18 +90,32 @@ class GrammarCompiler:
             self.close()
             raise
 
-    def _start(self, structure: Structure) -> float:
-        """Bring the process up. The time until which a grammar sent now may take."""
+    def _start(self) -> float:
+        """Bring the process up. The time until which a grammar sent now may take. Raises Overloaded where it
+        does not come up: no grammar has been looked at by then."""
         if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", str(_PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                )  # fmt: skip
+            except OSError as error:
+                if error.errno not in _SHORTAGES:
+                    raise
+                raise _lacking(f"what compiles grammars cannot be started: {error.strerror}") from error
             limits = {"seconds": self._limits.seconds, "memory_bytes": self._limits.memory_bytes}
             self._send({"tokenizer": self._tokenizer, **limits})
-            late = f"what compiles it was not up within {self._limits.start_s:g} s"
-            self._receive(structure, self._now_s() + self._limits.start_s, late)
+            self._await_ready(self._now_s() + self._limits.start_s)
         return self._now_s() + self._limits.seconds + 1.0  # the process itself ends a moment earlier
+
+    def _await_ready(self, deadline: float) -> None:
+        try:
+            self._read(int.from_bytes(self._read(8, deadline), "big"), deadline)
+        except TimeoutError:
+            late = f"what compiles grammars was not up within {self._limits.start_s:g} s"
+            raise _lacking(late) from None
+        except EOFError:
+            raise _lacking("what compiles grammars has ended before it was up") from None
 
     def _now_s(self) -> float:
         return self._clock.now_ns() / 1e9
@@ -121,9 +141,12 @@ class GrammarCompiler:
         cause = f"compiled it takes {length} bytes, more than {self._limits.grammar_bytes}"
         raise refused(structure, cause, SIMPLER)
 
-    def _ended(self, structure: Structure) -> InvalidRequest:
+    def _ended(self, structure: Structure) -> DockyardError:
         assert self._process is not None
-        if self._process.wait() == -signal.SIGPROF:
+        code = self._process.wait()
+        if code == -signal.SIGKILL:  # by the system, whose memory is out; or the engine is being closed
+            return _lacking("what compiles grammars was killed while it compiled this one")
+        if code == -signal.SIGPROF:
             return refused(structure, "it takes too long to follow, over a second for a few tokens", SIMPLER)
         cause = f"it takes more than {self._limits.seconds:g} s or too much memory to compile"
         return _failed(structure, cause)
@@ -150,6 +173,10 @@ def refused(structure: Structure, cause: str, hint: str = "") -> InvalidRequest:
         f"{structure.field}: the {structure.kind} cannot be compiled: {_shown(cause)}",
         parameter=structure.field, hint=hint,
     )  # fmt: skip
+
+
+def _lacking(cause: str) -> Overloaded:
+    return Overloaded(cause, hint="try again in a while")
 
 
 def _failed(structure: Structure, cause: str) -> CompilingFailed:

@@ -3,12 +3,13 @@
 What a client sends can take a compiler minutes and gigabytes, and nothing inside a process stops it then.
 A grammar that is compiled at once may still take minutes to follow, so some outputs of each are tried too.
 Each frame is a length (8 bytes, big-endian) and JSON. In: the vocabulary and the limits, then one request a
-grammar. Out: `{"ready": true}`, then for each request `{"grammar": …}`, `{"slow": seconds}` or
-`{"error": …}`. Ends at the end of its input, by SIGALRM in a grammar that takes too long, and by SIGPROF in
-one that takes too long to follow.
+grammar. Out: `{"ready": true}`, then for each request `{"grammar": …}`, `{"slow": seconds}`, `{"error": …}`,
+or where memory was out `{"short": …}`: whether the machine's, else what it may have. Ends at the end of its
+input, by SIGALRM in a grammar that takes too long, and by SIGPROF in one that takes too long to follow.
 """
 
 import json
+import mmap
 import os
 import random
 import resource
@@ -22,6 +23,7 @@ _MOST_TOKEN_S = 0.05  # of the processor; usual grammars take a hundredth of it 
 _WALKS, _WALK_TOKENS = 6, 24
 _MOST_WALKS_S = 1.0  # all of them; the same
 _MOST_WARNINGS_BYTES = 1 << 20
+_SLACK_BYTES = 4 << 20
 # Warnings of what `json_schema` and `pattern` let through on purpose.
 _JUDGED = (
     "oneOf", "is not recognized", "should be at the start", "should be at the end",
@@ -43,11 +45,11 @@ def main() -> None:
     warnings = os.memfd_create("warnings")
     os.dup2(warnings, 2)
     compiler = _compiler(start)
-    _limit_memory(start["memory_bytes"])
+    bound = _limit_memory(start["memory_bytes"])
     _write(sink, {"ready": True})
     while (request := _read(source)) is not None:
         signal.setitimer(signal.ITIMER_REAL, start["seconds"])
-        answer = _answer(compiler, request, warnings)
+        answer = _answer(compiler, request, warnings, bound)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _write(sink, answer)
 
@@ -59,7 +61,7 @@ def _compiler(start: dict[str, Any]) -> Any:
     return xgrammar.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
 
 
-def _answer(compiler: Any, request: dict[str, Any], warnings: int) -> dict[str, Any]:
+def _answer(compiler: Any, request: dict[str, Any], warnings: int, bound: int) -> dict[str, Any]:
     try:
         os.ftruncate(warnings, 0)
         os.lseek(warnings, 0, os.SEEK_SET)
@@ -69,9 +71,9 @@ def _answer(compiler: Any, request: dict[str, Any], warnings: int) -> dict[str, 
         if _is_slow(grammar):
             return {"slow": _MOST_TOKEN_S}
         return {"grammar": grammar.serialize_json()}
-    except MemoryError:
-        return {"error": "bad_alloc"}  # as the library's own
     except Exception as error:  # the library's errors have no root of their own
+        if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+            return {"short": _machine_lacks(bound)}
         return {"error": str(error)}
 
 
@@ -141,12 +143,30 @@ def _exact(grammar: Any) -> Any:
     return text.replace(_LOOSE_CHARACTER, _JSON_CHARACTER) if _LOOSE_CHARACTER in text else grammar
 
 
-def _limit_memory(more_bytes: int) -> None:
-    """What the process may still ask for."""
-    with open("/proc/self/statm") as statm:  # noqa: PTH123 - nothing but what is needed is imported
-        pages = int(statm.read().split()[0])
-    limit = pages * resource.getpagesize() + more_bytes
+def _limit_memory(more_bytes: int) -> int:
+    """What the process may still ask for; how much that is in all. The machine may give it less."""
+    bound = _memory_bytes() + more_bytes
+    given = [limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit != resource.RLIM_INFINITY]
+    limit = min([bound, *given])
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return bound
+
+
+def _machine_lacks(bound: int) -> bool:
+    """Whether what is left of the process's own bound is not to be had."""
+    left = bound - _memory_bytes() - _SLACK_BYTES
+    if left <= 0:
+        return False
+    try:
+        mmap.mmap(-1, left, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except (OSError, MemoryError):
+        return True
+    return False
+
+
+def _memory_bytes() -> int:
+    with open("/proc/self/statm") as statm:  # noqa: PTH123 - nothing but what is needed is imported
+        return int(statm.read().split()[0]) * resource.getpagesize()
 
 
 def _read(source: BinaryIO) -> dict[str, Any] | None:

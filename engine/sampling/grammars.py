@@ -69,7 +69,7 @@ class Grammars:
             return self._known(key)
         held = self._held_refusals.get(key)
         if held is None:
-            held = self._held_refusals[key] = InvalidRequest(cause, parameter=structure.field)
+            held = self._held_refusals[key] = _refusal_of(structure, cause)
         return held
 
     def compile(self, structure: Structure) -> Any:
@@ -77,7 +77,7 @@ class Grammars:
         those that requests hold take too much memory for another."""
         key = _key(structure)
         if (cause := self._refusal(key)) is not None:  # first: one that has been condemned may be held still
-            raise InvalidRequest(cause, parameter=structure.field)
+            raise _refusal_of(structure, cause)
         if (grammar := self._known(key)) is not None:
             return grammar
         with self._lock:
@@ -167,8 +167,9 @@ class Grammars:
         return self._held.get(key) if grammar is None else grammar
 
     def _refusal(self, key: _Key) -> str | None:
+        """The cause, without the field of the request whose it was."""
         if (held := self._held_refusals.get(key)) is not None:
-            return str(held)
+            return str(held).removeprefix(f"{held.parameter}: ")
         cause, until = self._refused.get(key, ("", 0.0))
         return cause if self._clock.now_ns() < until else None
 
@@ -198,7 +199,7 @@ class Grammars:
 
     def _remember(self, structure: Structure, cause: str, until: float) -> None:
         with self._refusing:
-            self._refused[_key(structure)] = cause, until
+            self._refused[_key(structure)] = cause.removeprefix(f"{structure.field}: "), until
             if len(self._refused) > _MAX_REFUSALS:
                 self._refused.popitem(last=False)
 
@@ -228,6 +229,10 @@ def _bare(error: _Error) -> _Error:
     """Without its frames, which would hold what was compiled."""
     error.__traceback__ = None
     return error
+
+
+def _refusal_of(structure: Structure, cause: str) -> InvalidRequest:
+    return InvalidRequest(f"{structure.field}: {cause}", parameter=structure.field)
 
 
 def _utf8(structure: Structure) -> bytes:
