@@ -294,16 +294,24 @@ def _make_group(group: Group) -> None:
     for _ in range(10):
         try:
             if group.hierarchy.version == 2 and group.hierarchy.controllers:
-                group.path.parent.mkdir(parents=True, exist_ok=True)
+                _make_above(group.path.parent)
                 _delegate(group)
             group.path.mkdir()
             return
         except FileNotFoundError:  # the first one, or another process has just removed the empty parent
             with suppress(FileNotFoundError):  # or removes its parent now
-                group.path.parent.mkdir(parents=True, exist_ok=True)
+                _make_above(group.path.parent)
     raise CapacityError(
         f"cgroup {group.path} keeps disappearing", hint="run `dockyard down` once, then again"
     )
+
+
+def _make_above(place: Path) -> None:
+    """TOP/STATE. Whatever the umask, users walk through TOP to what a helper has handed them."""
+    for each in (place,) if place.parent.is_dir() else (place.parent, place):
+        with suppress(FileExistsError):
+            each.mkdir()
+            each.chmod(0o755)
 
 
 def _delegate(group: Group) -> None:

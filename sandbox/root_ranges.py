@@ -10,6 +10,7 @@ import os
 import secrets
 import struct
 import threading
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -31,7 +32,9 @@ class RootRanges:
 
     def __init__(self, book: Path = _BOOK) -> None:
         """OSError where the book cannot be opened."""
-        book.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        with suppress(FileExistsError):
+            book.parent.mkdir(parents=True)
+            book.parent.chmod(0o755)  # whatever the umask: helpers have their sockets there, for their users
         self._book: int | None = os.open(book, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._lock = threading.Lock()
         # A lock does not keep out who has it. Apart, so that a full stretch is not looked through each time.

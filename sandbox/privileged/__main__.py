@@ -28,9 +28,11 @@ def main(user: str, *words: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: sys.exit())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or nobody would learn how `ip` has ended
+    os.umask(0o022)
     os.environ.clear()
     os.environ["PATH"] = trust.PROGRAMS
-    PLACE.mkdir(parents=True, exist_ok=True, mode=0o755)
+    PLACE.mkdir(parents=True, exist_ok=True)
+    PLACE.chmod(0o755)  # whoever of root's has made it, or its user would not find us
     check()
     from sandbox.privileged.ranges import Ranges  # checked by now
     from sandbox.privileged.server import Node

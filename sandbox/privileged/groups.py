@@ -18,6 +18,7 @@ def find_tops(mounts: str) -> list[Path]:
 def hand_over(place: Path, uid: int, gid: int) -> None:
     """Makes a state's folder where it is not there. OSError."""
     place.mkdir(parents=True, exist_ok=True)
+    place.parent.chmod(0o755)  # whoever of root's has made it
     for above in (place.parents[1], place.parent):
         with suppress(FileNotFoundError):  # version 1 hands everything down
             for name in _CONTROLLERS.intersection((above / "cgroup.controllers").read_text().split()):
