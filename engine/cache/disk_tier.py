@@ -196,11 +196,11 @@ class DiskTier:
             os.utime(part, (now_s, now_s))
             part.replace(path)
             self._index.add(name, len(data), now_s)
-        except OSError:
-            self._index.forget(name)
+        except BaseException:  # no memory, say: what is left would be outside the folder's bound
             for left in (part, path):
                 with contextlib.suppress(OSError):  # what refuses a write may refuse this
                     left.unlink()
+            self._index.forget(name)
             raise
         self._counts.stored += 1
         return True
