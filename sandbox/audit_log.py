@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sandbox.limits import Limits
+from sandbox.places import make_folder
 from sandbox.policy import Network, Policy
 
 Deed = Literal[
@@ -87,7 +88,7 @@ class SandboxLog:
         except FileNotFoundError:
             if not makes_directory:
                 raise
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._path.parent)
             return os.open(self._path, flags, 0o600)
 
 

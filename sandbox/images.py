@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.host_tree import remove_tree
-from sandbox.places import SUPERSEDED_S
+from sandbox.places import SUPERSEDED_S, make_folder
 
 SKELETON_VERSION = 3
 TOOLKIT_AT = "/opt/toolkit"
@@ -160,7 +160,7 @@ def _skeleton_key(init: Path) -> str:
 def _make_skeleton(skeleton: Path, init: Path) -> None:
     """Makes it beside its place and moves it there: no one ever sees half of it, and the first of two makers
     wins."""
-    skeleton.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(skeleton.parent, 0o700)  # or others would put files into every /tmp, by the skeleton's
     draft = Path(tempfile.mkdtemp(prefix=f"draft-{os.getpid()}-", dir=skeleton.parent))
     try:
         _fill_skeleton(draft, init)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from sandbox.places import make_folder
 from sandbox.processes import ProcessKey, find_process
 
 
@@ -54,7 +55,7 @@ class Journal:
         try:
             _put(draft, os.O_CREAT | os.O_TRUNC, line)
         except FileNotFoundError:
-            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self._directory, 0o700)
             _put(draft, os.O_CREAT | os.O_TRUNC, line)
         draft.rename(path)
 

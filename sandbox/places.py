@@ -39,6 +39,13 @@ def chosen_state_dir(state_dir: Path | str | None) -> Path:
     return Path(state_dir).absolute() if state_dir is not None else default_state_dir()
 
 
+def make_folder(place: Path, mode: int = 0o755) -> None:
+    """With those above it that are not there. Whatever the umask, nobody but who makes them writes there."""
+    if not place.parent.is_dir():
+        make_folder(place.parent)
+    place.mkdir(mode=mode, exist_ok=True)
+
+
 def default_toolkit(state_dir: Path) -> Path:
     """The toolkit that belongs to a state directory: beside it, since one toolkit serves several."""
     return state_dir.parent / "toolkit"

@@ -25,7 +25,7 @@ from pathlib import Path
 from sandbox.audit_log import SandboxLog
 from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError
 from sandbox.host_tree import remove_tree
-from sandbox.places import INIT_BINARY, default_state_dir
+from sandbox.places import INIT_BINARY, default_state_dir, make_folder
 from sandbox.processes import ProcessKey
 from sandbox.programs import run_program
 from sandbox.undisturbed import undisturbed_call
@@ -199,7 +199,7 @@ class Snapshots:
     def copied(self, source: Source, name: str, max_bytes: int) -> Generator[tuple[Path, Snapshot]]:
         """A draft with the layer in `tree`, and what will be known of it; gone with the block, unless it has
         been moved. Raises as `keep` does."""
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self._directory, 0o700)
         draft = Path(tempfile.mkdtemp(prefix=_draft_prefix(), dir=self._directory))
         try:
             (draft / "tree").mkdir()

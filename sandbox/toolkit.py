@@ -23,7 +23,7 @@ from pathlib import Path
 from protocol.errors import DockyardError
 from sandbox.elf import read_dynamic, replace_run_path
 from sandbox.errors import StartError, UnsupportedError
-from sandbox.places import SUPERSEDED_S, default_state_dir, default_toolkit
+from sandbox.places import SUPERSEDED_S, default_state_dir, default_toolkit, make_folder
 from sandbox.programs import run_program
 
 TOOLKIT_VERSION = 2
@@ -54,7 +54,7 @@ def build_toolkit(into: Path) -> bool:
     stamp = _stamp(interpreter)
     if is_current(into, stamp):
         return False
-    into.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(into.parent)
     version = _version(into, stamp)
     place = Path(tempfile.mkdtemp(prefix=f".toolkit-{os.getpid()}-", dir=into.parent))
     try:
@@ -210,12 +210,12 @@ def _install_packages(root: Path, library: Path) -> None:
 
 
 def _open_for_reading(root: Path) -> None:
-    """Whatever the umask and the source's modes: a sandbox's uid is nobody here."""
+    """Whatever the umask and the source's modes: a sandbox's uid is nobody here, and nobody else writes."""
     for directory, names, files in os.walk(root):
         for name in (*names, *files):
             path = Path(directory, name)
             if not path.is_symlink():
-                path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
+                path.chmod((path.stat().st_mode | (0o555 if path.is_dir() else 0o444)) & ~0o022)
 
 
 def _try_out(root: Path) -> None:

@@ -20,6 +20,7 @@ from sandbox.errors import CapacityError
 from sandbox.forks import close_left, leave_in_children
 from sandbox.layers import loops, mounts
 from sandbox.layers.base import Layer, LayerSize
+from sandbox.places import make_folder
 from sandbox.pool import Pool
 from sandbox.programs import run_program
 
@@ -95,7 +96,7 @@ class ImageLayers:
 def place(state_dir: Path) -> Path:
     """Where templates lie, and layers without a name. Its file system is what layers are made of."""
     directory = state_dir / "layers"
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(directory, 0o700)
     return directory
 
 

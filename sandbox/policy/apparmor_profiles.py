@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from sandbox.errors import StartError
+from sandbox.places import make_folder
 from sandbox.policy.apparmor import Profile
 from sandbox.programs import run_program
 
@@ -45,7 +46,7 @@ class LoadedProfiles:
             users = self._folder / profile.name
             if not _is_loaded(profile.name):
                 _parser("--replace", profile.text)
-            users.mkdir(exist_ok=True)
+            make_folder(users)
             (users / sandbox_id).touch()
 
     def release(self, sandbox_id: str) -> None:
@@ -69,7 +70,7 @@ class LoadedProfiles:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -139,3 +139,17 @@ box.kill()
 """
     (told,) = owner(script)
     assert "SIGCHLD" in told
+
+
+def writable_by_others(place: Path) -> list[Path]:
+    """At and below it, as far as others may enter."""
+    mode = place.lstat().st_mode
+    found = [place] if mode & 0o022 else []
+    below = place.iterdir() if place.is_dir() and mode & 0o005 else ()
+    return found + [each for entry in below if not entry.is_symlink() for each in writable_by_others(entry)]
+
+
+def test_nobody_else_writes_to_the_state_directory(owner, tmp_path: Path):
+    owner("os.umask(0)\nbox = create()\nbox.snapshot('taken')\nbox.kill()\ngive()")
+    assert (tmp_path / "state" / "snapshots" / "taken").is_dir()
+    assert writable_by_others(tmp_path / "state") == []
