@@ -14,7 +14,7 @@ DockyardError
 ├── InvalidLogits           a row of the model that is no distribution: a fault of ours, not of its request
 ├── GrammarFault            a grammar at which the compiler failed in no way that it names: likewise
 └── ResourceShortage
-    └── Overloaded          the queue is full; the gateway answers 429
+    └── Overloaded          the queue is full, or memory or threads are out; the gateway answers 429
 """
 
 from protocol.errors import DockyardError, InvalidInput, ResourceShortage
