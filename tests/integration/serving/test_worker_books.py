@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tiny_gguf import byte_ids
@@ -146,3 +146,24 @@ def test_the_books_tell_on_what_runs_for_nobody_and_on_who_waits_for_nothing(
         worker.call(spoil)
     finally:
         worker.stop()
+
+
+def test_without_a_thread_for_grammars_a_request_is_refused_and_leaves_nothing(
+    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the worker's loop."""
+
+    def no_thread(*arguments: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    refused: dict[str, BaseException] = {}
+    monkeypatch.setattr(worker, "refuse", refused.__setitem__)
+    with monkeypatch.context() as patch:
+        patch.setattr("_thread.start_new_thread", no_thread)
+        asked(worker, "c/a", Structure("regex", "(ab)+"))
+        settled(worker)
+    assert {name: type(error) for name, error in refused.items()} == {"c/a": Overloaded}
+    assert not worker.call(lambda: worker._owned)
+    asked(worker, "c/b", Structure("regex", "(ab)+"))
+    settled(worker)
+    assert refused.keys() == {"c/a"}
