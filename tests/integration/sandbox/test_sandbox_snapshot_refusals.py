@@ -183,7 +183,7 @@ def test_an_owner_that_dies_in_the_middle_leaves_what_a_sweep_finds(tmp_path: Pa
         assert owner.stdout.readline() == "held\n"
         owner.kill()
     kinds = {each.kind for each in sweep(state)}
-    assert {"process", "directory", "record"} <= kinds
+    assert {"directory", "record"} <= kinds  # its processes end with it, frozen or not
     assert check_integrity(state).is_clean
     assert list((state / "snapshots").iterdir()) == []
 
