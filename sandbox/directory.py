@@ -34,7 +34,7 @@ from sandbox.processes import ProcessKey, boot_id, this_process
 from sandbox.status import IdleWish, SandboxStatus, status_of
 from sandbox.undisturbed import undisturbed_call
 
-MAX_ENDED = 10_000  # of this process, that are remembered
+MAX_ENDED = 1_000  # of this process, that are remembered, in a kibibyte each; the audit log knows the others
 StateDir = Path | str | None  # None: the default one
 _ID = re.compile(r"sbx-[0-9a-f]{15}")
 
