@@ -27,9 +27,6 @@ from sandbox.wire import FRAME_BYTES, Frame, Kind, decode, encode
 
 _MAX_EVENTS = 64
 _ONE_FD = socket.CMSG_LEN(4)
-# Always ready, and one for all channels: to ask an epoll for it again, once, is to ring at its thread. Made
-# with the first channel, it would be two when two threads make one.
-_BELL = os.eventfd(1, os.EFD_CLOEXEC)
 # A socket whose other end is gone: the thread learns that by reading.
 _GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ECONNREFUSED})
 
@@ -76,7 +73,6 @@ class Channel:
         self._closing = False
         self._polls_until: int | None = 0  # when there is a turn whatever comes; None = never
         self._epoll = select.epoll()
-        self._epoll.register(_BELL, select.EPOLLIN | select.EPOLLONESHOT)
         self._epoll.register(sock, select.EPOLLIN)
         self._name = name
         self._poller: poller.Poller | None = None
@@ -215,8 +211,8 @@ class Channel:
         return True
 
     def _kick(self) -> None:
-        if not self._lost:  # afterwards it is closed
-            self._epoll.modify(_BELL, select.EPOLLIN | select.EPOLLONESHOT)
+        if self._poller is not None and not self._lost:  # afterwards it is closed
+            self._poller.ring(self._epoll.fileno())
 
     def fileno(self) -> int:
         """For the poller, as what follows."""

@@ -16,6 +16,10 @@ from typing import Protocol
 from sandbox.forks import leave_in_children
 
 _MOST_EVENTS = 64
+# Always ready: to ask an epoll for it again, once, is to ring at its thread. No sandbox's own epoll has it:
+# the kernel refuses a file that more than 500 nested ones watch.
+_BELL = os.eventfd(1, os.EFD_CLOEXEC)
+_RING = select.EPOLLIN | select.EPOLLONESHOT
 _NUM_POLLERS = min(4, os.cpu_count() or 1)  # a sandbox that prints without end holds up those of one
 
 
@@ -54,6 +58,7 @@ class Poller:
         self._epoll: select.epoll | None = None
         self._thread: threading.Thread | None = None
         self._served: dict[int, Served] = {}
+        self._rung: set[int] = set()
 
     @property
     def num_served(self) -> int:
@@ -63,28 +68,47 @@ class Poller:
         return threading.current_thread() is self._thread
 
     def serve(self, served: Served) -> None:
-        """From now on. Its descriptor must be readable now, so that it has its first turn at once. OSError
-        when the host has no thread or descriptor left."""
+        """From now on, with a first turn at once. OSError when the host has no thread or descriptor left."""
         fd = served.fileno()
         with self._lock:
             if self._epoll is not None:
                 self._epoll.register(fd, select.EPOLLIN)
                 self._served[fd] = served
+                self._ring(fd)
                 return
             self._epoll = select.epoll()
             try:
+                self._epoll.register(_BELL, _RING)
                 self._epoll.register(fd, select.EPOLLIN)
                 self._served[fd] = served
+                self._rung.add(fd)
                 self._thread = threading.Thread(
                     target=self._run, args=(self._epoll,), name="sandboxes", daemon=True
                 )
                 self._thread.start()
             except BaseException as error:
                 self._served.clear()
+                self._rung.clear()
                 self._close()
                 if isinstance(error, RuntimeError):
                     raise OSError(errno.EAGAIN, f"{error} for {served.name}") from error
                 raise
+
+    def ring(self, fd: int) -> None:
+        """Has whoever has that descriptor take a turn. Nothing happens when nobody has it any more."""
+        with self._lock:
+            if fd in self._served:
+                self._ring(fd)
+
+    def _ring(self, fd: int) -> None:
+        self._rung.add(fd)
+        if self._epoll is not None:
+            self._epoll.modify(_BELL, _RING)
+
+    def _take_rung(self) -> set[int]:
+        with self._lock:
+            rung, self._rung = self._rung, set()
+            return rung
 
     def leave(self) -> None:
         """In a child of a fork, which has none of its parent's threads and sandboxes."""
@@ -101,7 +125,7 @@ class Poller:
         agenda = _Agenda()
         while True:
             ready = [fd for fd, _ in epoll.poll(agenda.wait_s(), _MOST_EVENTS)]
-            for fd in dict.fromkeys([*ready, *agenda.take_due()]):
+            for fd in dict.fromkeys([*ready, *self._take_rung(), *agenda.take_due()]):
                 if not self._give_turn(epoll, fd, agenda):
                     return
 
@@ -124,6 +148,7 @@ class Poller:
         with self._lock:
             epoll.unregister(fd)
             del self._served[fd]
+            self._rung.discard(fd)
             if not self._served:
                 thread = self._thread
                 self._close()

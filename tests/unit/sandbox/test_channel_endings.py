@@ -2,11 +2,12 @@
 
 import array
 import os
+import resource
 import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -304,6 +305,21 @@ def test_without_a_thread_the_channel_holds_no_descriptor(monkeypatch: pytest.Mo
     assert count_fds() == before
     ours.close()
     theirs.close()
+
+
+def test_a_process_has_more_channels_than_nested_epolls_may_watch_one_file():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 8_000:
+        pytest.skip(f"at most {hard} descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with ExitStack() as all_of_them:
+            harnesses = [all_of_them.enter_context(connect()) for _ in range(520)]
+            for harness in harnesses[::100]:
+                send(harness.report, encode(0, Kind.EXIT, Ending.EXIT))
+                assert harness.command.wait(10).ok
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_input_wakes_a_sandbox_that_is_paused():
