@@ -114,7 +114,7 @@ class Held:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Owner, launcher, init, minder, command."""
+        """Owner, launcher where one stays, init, minder, command."""
         inside = (int(pid) for group in self.record.cgroups[:1] for pid in _members(group))
         return (self.owner, *(key.pid for key in self.record.processes), *inside)
 
@@ -147,7 +147,7 @@ def test_owner_and_launcher_show_an_ordinary_user_nothing(arena: Arena, canary: 
     with owned(arena, canary, f"given-{canary}") as held:
         paths = (f"/proc/{pid}/{name}" for pid in held.pids for name in PRIVATE)
         probe = Probe("paths", "open_any", ("read", *paths))
-        assert len(set(held.pids)) >= 5
+        assert len(set(held.pids)) >= (5 if arena.substrate == "function" else 4)
         said = set(arena.outside(probe, "user").said.split())
         assert "EACCES" in said
         assert said <= {"EACCES", "EPERM", "ENOENT", "ESRCH"}  # one that has just ended shows nothing either
