@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ GOLDEN = Path(__file__).parent / "data" / "v41_golden" / "b"
 IDS: list[int] = json.loads((GOLDEN / "ids.json").read_text())
 KINDS = ("llama", "replay", "whole")  # of models: DeepSeek's with replay and without
 Outputs = dict[str, tuple[int, ...]]
+Texts = dict[tuple[str, int], tuple[int, ...]]  # by request and output
 Make = Callable[..., Engine]
 
 
@@ -82,6 +83,32 @@ def drain(engine: Engine) -> tuple[Outputs, dict[str, FinishReason]]:
                 reasons[output.request_id] = output.finish_reason
     assert engine.statistics().pool.held == 0, "blocks stay held when all requests have ended"
     return outputs, reasons
+
+
+def outcomes(
+    engine: Engine, late: Iterable[Request] = (), begun: Collection[str] = ()
+) -> tuple[Texts, dict[str, Exception]]:
+    """Tokens, and what has failed, of an engine in which a step may do nothing, since its sequences begin
+    again. `late` come one a step, from the fourth on; `begun` have had tokens before."""
+    texts: Texts = {}
+    failed: dict[str, Exception] = {}
+    firsts: dict[tuple[str, int], int] = {}
+    coming, steps = list(late), 0
+    while engine.has_work or coming:
+        if coming and steps >= 3:
+            engine.add(coming.pop(0))
+        result = engine.step()
+        engine.check_integrity()
+        failed.update(result.failed)
+        for output in result.tokens:
+            key = output.request_id, output.choice
+            first = firsts.setdefault(key, output.index if output.request_id in begun else 0)
+            assert output.index == first + len(texts.get(key, ())), "a token is missing or repeated"
+            texts[key] = texts.get(key, ()) + output.token_ids
+        steps += 1
+        assert steps < 2000, "it comes to no end"
+    assert engine.statistics().pool.held == 0, "blocks stay held when all requests have ended"
+    return texts, failed
 
 
 def finish_disaggregated(prefill: Engine, decode: Engine, requests: Iterable[Request]) -> Outputs:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from engine_runs import KINDS, Make, engines_of, prompt
+from engine_runs import KINDS, Make, Texts, engines_of, outcomes, prompt
 from tiny_gguf import byte_ids
 
 from engine import Engine, Request, SamplingParams
@@ -16,7 +16,6 @@ from protocol.sampling import Structure
 
 NEW = SamplingParams(max_tokens=6, ignore_eos=True)
 AB = SamplingParams(max_tokens=6, structure=Structure("regex", "(ab|cd){5,9}"))
-Texts = dict[tuple[str, int], tuple[int, ...]]
 
 
 @pytest.fixture
@@ -40,17 +39,7 @@ def library_memory(*arguments: object, **named: object) -> NoReturn:
 def run(engine: Engine, *requests: Request) -> tuple[Texts, dict[str, Exception]]:
     for request in requests:
         engine.add(request)
-    texts: Texts = {}
-    failed: dict[str, Exception] = {}
-    while engine.has_work:
-        result = engine.step()
-        engine.check_integrity()
-        failed.update(result.failed)
-        for output in result.tokens:
-            key = output.request_id, output.choice
-            texts[key] = texts.get(key, ()) + output.token_ids
-    assert engine.statistics().pool.held == 0
-    return texts, failed
+    return outcomes(engine)
 
 
 PLACES: dict[str, tuple[SamplingParams, str, Callable[..., NoReturn]]] = {
@@ -144,5 +133,5 @@ def test_outputs_and_forks_without_memory_for_a_slot_are_none(
             engine.fork("other", "fork")
         engine.check_integrity()
         assert engine.requests == {"other"}
-        texts, _ = run(engine)
+        texts, _ = outcomes(engine, begun={"other"})
         assert tokens[0].token_ids + texts["other", 0] == expected["other", 0]

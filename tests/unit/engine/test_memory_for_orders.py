@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import KINDS, Make, engines_of
+from engine_runs import KINDS, Make, engines_of, outcomes
 
 from engine import Engine, Request, SamplingParams
 from engine.errors import Overloaded
 from engine.scheduler.orders import Begin, CopyBlock, SwapOut
 
 DRAWN = SamplingParams(max_tokens=8, ignore_eos=True, temperature=1.0, seed=4)
-Texts = dict[tuple[str, int], tuple[int, ...]]
 Fault = Callable[[], Exception]
 
 
@@ -35,25 +34,6 @@ def llama(tiny_model: Path, cpu_library: Path) -> Iterator[Make]:
 
 def prompt(start: int, length: int = 67) -> tuple[int, ...]:
     return tuple(3 + (start + 7 * place) % 40 for place in range(length))
-
-
-def run(engine: Engine) -> tuple[Texts, dict[str, Exception]]:
-    """Tokens by request and output, and what has failed; a step whose sequences begin again does nothing."""
-    texts: Texts = {}
-    failed: dict[str, Exception] = {}
-    steps = 0
-    while engine.has_work:
-        result = engine.step()
-        engine.check_integrity()
-        failed.update(result.failed)
-        for output in result.tokens:
-            key = output.request_id, output.choice
-            assert output.index == len(texts.get(key, ())), "a token is missing or repeated"
-            texts[key] = texts.get(key, ()) + output.token_ids
-        steps += 1
-        assert steps < 200, "it comes to no end"
-    assert engine.statistics().pool.held == 0
-    return texts, failed
 
 
 def no_memory(
@@ -85,7 +65,7 @@ def test_outputs_whose_copy_of_a_block_failed_have_the_same_tokens(
     calls = no_memory(engine, "copy_block", times, monkeypatch, fault)
     for request in (several, other):
         engine.add(request)
-    assert run(engine) == run(expected)
+    assert outcomes(engine) == outcomes(expected)
     assert calls
 
 
@@ -112,7 +92,7 @@ def test_what_cannot_be_kept_of_a_swap_is_lost(llama: Make, monkeypatch: pytest.
     undisturbed = llama()
     undisturbed.add(low)
     undisturbed.add(high)
-    expected, _ = run(undisturbed)
+    expected, _ = outcomes(undisturbed)
     engine = llama(tiers={"host_bytes": 8 << 20}, preemption="swap", max_sequences=1)
     engine.add(low)
     begun = [output for _ in range(2) for output in engine.step().tokens]
@@ -156,9 +136,9 @@ def test_a_request_that_cannot_begin_has_two_tries_and_ends_alone(
     for request in requests:
         undisturbed.add(request)
         engine.add(request)
-    expected, _ = run(undisturbed)
+    expected, _ = outcomes(undisturbed)
     tries = begin_fails(engine, "a", times, monkeypatch)
-    texts, failed = run(engine)
+    texts, failed = outcomes(engine)
     assert len(tries) == 2
     assert engine.statistics().scheduler.preemptions == min(times, 2), "that of the others"
     if times == 1:
@@ -200,7 +180,7 @@ def test_who_shares_what_came_with_a_state_that_failed_begins_again_too(
     undisturbed = llama()
     for request in requests:
         undisturbed.add(request)
-    expected, _ = run(undisturbed)
+    expected, _ = outcomes(undisturbed)
     prefill, decode = llama(role="prefill"), llama(role="decode", tiers={"host_bytes": 8 << 20})
     imported = no_memory(decode, "import_", 1, monkeypatch)
     for request in requests:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from engine_runs import small_engine
+from engine_runs import Texts, outcomes, small_engine
 
 from engine import Engine, Request, SamplingParams
 from engine.errors import Overloaded
@@ -25,7 +25,6 @@ REQUESTS = [
     Request("c", PROMPTS["c"], NEW),
     Request("d", PROMPTS["d"], DRAWN),
 ]
-Texts = dict[tuple[str, int], tuple[int, ...]]
 Fault = Callable[[], Exception]
 
 
@@ -43,27 +42,10 @@ def torch_memory() -> Exception:
 
 
 def run(engine: Engine, requests: Sequence[Request] = REQUESTS) -> tuple[Texts, dict[str, Exception]]:
-    """Tokens by request and output, and what has failed; two of the requests come while the others run."""
-    texts: Texts = {}
-    failed: dict[str, Exception] = {}
-    late = list(requests[2:])
+    """Two of the requests come while the others run."""
     for request in requests[:2]:
         engine.add(request)
-    steps = 0
-    while engine.has_work or late:
-        if late and steps >= 3:
-            engine.add(late.pop(0))
-        result = engine.step()
-        engine.check_integrity()
-        failed.update(result.failed)
-        for output in result.tokens:
-            key = output.request_id, output.choice
-            assert output.index == len(texts.get(key, ())), "a token is missing or repeated"
-            texts[key] = texts.get(key, ()) + output.token_ids
-        steps += 1
-        assert steps < 2000, "it comes to no end"
-    assert engine.statistics().pool.held == 0
-    return texts, failed
+    return outcomes(engine, late=requests[2:])
 
 
 def engine_of(model: Path, **settings: object) -> Engine:
