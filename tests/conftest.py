@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from thread_shortage import WAYS, run_short
 from tiny_gguf import write_tiny_gguf
 
 from engine.chat.tokenizer import ChatTokenizer, tokenizer_from_gguf
@@ -40,3 +41,10 @@ def cpu_library() -> Path:
 def smollm2_file(cpu_library: Path) -> Path:
     """The real model, to run on the C kernels."""
     return model_path("smollm2")
+
+
+@pytest.fixture(params=WAYS)
+def shortage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """No thread comes up, until it is undone."""
+    run_short(monkeypatch, request.param)
+    return monkeypatch

@@ -17,6 +17,7 @@ from engine.sampling.watch import Watch
 from engine.shortage import is_out_of_memory
 from protocol.clock import Clock, SystemClock
 from protocol.sampling import Structure
+from protocol.threads import TimelyThread
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Grammars:
         """
         with self._queueing:
             if self._thread is None or not self._thread.is_alive():
-                thread = threading.Thread(target=self._work_off, name="grammars", daemon=False)
+                thread = TimelyThread(self._work_off, name="grammars", daemon=False)
                 start_thread(thread)
                 self._thread = thread
             self._queue.append(lambda: self._prepare(structure, done, wanted))
@@ -130,8 +131,6 @@ class Grammars:
         """What is queued, in the thread that is for it."""
         while True:
             with self._queueing:
-                if self._thread is not threading.current_thread():
-                    return  # it was given up before it was up
                 if not self._queue:
                     self._thread = None
                     return

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from engine.errors import Overloaded
 from engine.sampling.thread_start import start_thread
+from protocol.threads import TimelyThread
 
 _LOOK_S = 0.05  # how often a call that takes its time is looked at
 _MOST_LOST = 4  # threads that have been given up and still work
@@ -67,21 +68,21 @@ class Watch:
             self._thread = None
 
 
-class _Thread(threading.Thread):
+class _Thread(TimelyThread):
     def __init__(self) -> None:
-        super().__init__(name="grammar-matcher", daemon=True)  # the process ends without it
-        self._work: queue.SimpleQueue[Callable[[], bool] | None] = queue.SimpleQueue()
+        super().__init__(self._work_off, name="grammar-matcher")  # the process ends without it
+        self._calls: queue.SimpleQueue[Callable[[], bool] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[bool, float] | Exception] = queue.SimpleQueue()
         self._began_s = 0.0  # on the thread's own clock
 
-    def run(self) -> None:
-        while (work := self._work.get()) is not None:
+    def _work_off(self) -> None:
+        while (work := self._calls.get()) is not None:
             self._answers.put(self._timed(work))
             del work  # it holds the matcher
 
     def answer(self, work: Callable[[], bool], most_s: float) -> tuple[bool, float] | Exception:
         self._began_s = self._clock_s()
-        self._work.put(work)
+        self._calls.put(work)
         while True:
             try:
                 return self._answers.get(timeout=_LOOK_S)
@@ -92,7 +93,7 @@ class _Thread(threading.Thread):
                     raise TooSlow(f"more than {most_s:g} s for one token") from None
 
     def end(self) -> None:
-        self._work.put(None)
+        self._calls.put(None)
 
     def _timed(self, work: Callable[[], bool]) -> tuple[bool, float] | Exception:
         try:
