@@ -11,8 +11,12 @@ import select
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+from protocol.threads import NoThread, TimelyThread
 from sandbox.forks import leave_in_children
 
 _MOST_EVENTS = 64
@@ -20,6 +24,7 @@ _MOST_EVENTS = 64
 # the kernel refuses a file that more than 500 nested ones watch.
 _BELL = os.eventfd(1, os.EFD_CLOEXEC)
 _RING = select.EPOLLIN | select.EPOLLONESHOT
+_LOOK_S = 0.05  # how often it is looked whether the thread of an end is up
 _NUM_POLLERS = min(4, os.cpu_count() or 1)  # a sandbox that prints without end holds up those of one
 
 
@@ -42,7 +47,7 @@ class Served(Protocol):
         ...
 
     def end(self) -> None:
-        """After the last turn, on a thread of its own. May block."""
+        """After the last turn: on a thread of its own, or the poller's where there is none. May block."""
         ...
 
 
@@ -82,15 +87,13 @@ class Poller:
                 self._epoll.register(fd, select.EPOLLIN)
                 self._served[fd] = served
                 self._rung.add(fd)
-                self._thread = threading.Thread(
-                    target=self._run, args=(self._epoll,), name="sandboxes", daemon=True
-                )
+                self._thread = TimelyThread(partial(self._run, self._epoll), name="sandboxes")
                 self._thread.start()
             except BaseException as error:
                 self._served.clear()
                 self._rung.clear()
                 self._close()
-                if isinstance(error, RuntimeError):
+                if isinstance(error, NoThread):
                     raise OSError(errno.EAGAIN, f"{error} for {served.name}") from error
                 raise
 
@@ -122,14 +125,16 @@ class Poller:
         self._epoll = self._thread = None
 
     def _run(self, epoll: select.epoll) -> None:
-        agenda = _Agenda()
+        agenda, ends = _Agenda(), _Ends()
         while True:
-            ready = [fd for fd, _ in epoll.poll(agenda.wait_s(), _MOST_EVENTS)]
+            ready = [fd for fd, _ in epoll.poll(_sooner(agenda.wait_s(), ends.wait_s()), _MOST_EVENTS)]
             for fd in dict.fromkeys([*ready, *self._take_rung(), *agenda.take_due()]):
-                if not self._give_turn(epoll, fd, agenda):
+                if not self._give_turn(epoll, fd, agenda, ends):
+                    ends.settle()
                     return
+            ends.look()
 
-    def _give_turn(self, epoll: select.epoll, fd: int, agenda: "_Agenda") -> bool:
+    def _give_turn(self, epoll: select.epoll, fd: int, agenda: "_Agenda", ends: "_Ends") -> bool:
         """False when that was the last turn of all. A fault ends who has it, and nobody else."""
         if (served := self._served.get(fd)) is None:
             return True
@@ -139,9 +144,9 @@ class Poller:
                 return True
         except Exception:
             _tell()
-        return not self._part(epoll, served, agenda)
+        return not self._part(epoll, served, agenda, ends)
 
-    def _part(self, epoll: select.epoll, served: Served, agenda: "_Agenda") -> bool:
+    def _part(self, epoll: select.epoll, served: Served, agenda: "_Agenda", ends: "_Ends") -> bool:
         """Whether it was the last one; nothing of this thread's is left then."""
         fd, thread = served.fileno(), None
         agenda.put(fd, None)
@@ -152,13 +157,7 @@ class Poller:
             if not self._served:
                 thread = self._thread
                 self._close()
-        try:
-            threading.Thread(target=_end, args=(served, thread), name=served.name, daemon=True).start()
-        except RuntimeError:  # the host has no thread left: the others wait meanwhile
-            try:
-                served.end()
-            except Exception:
-                _tell()
+        ends.begin(partial(_end, served, thread), served.name)
         return thread is not None
 
 
@@ -198,8 +197,50 @@ class _Agenda:
         return self._due_s.get(fd) != due_s
 
 
+class _Ends:
+    """Each has a thread of its own. Nobody waits for that to come up; where it does not, the poller sees to
+    the end, and the others wait meanwhile. For one thread."""
+
+    def __init__(self) -> None:
+        self._begun: deque[TimelyThread] = deque()
+
+    def begin(self, end: Callable[[], object], name: str) -> None:
+        try:
+            thread = TimelyThread(end, name=name)
+            thread.begin()
+        except (NoThread, MemoryError):
+            _do(end)
+        else:
+            self._begun.append(thread)
+
+    def wait_s(self) -> float | None:
+        """Until `look` is due; None where there is nothing to look for."""
+        return None if all(thread.has_begun for thread in self._begun) else _LOOK_S
+
+    def look(self) -> None:
+        for _ in range(len(self._begun)):
+            thread = self._begun.popleft()
+            if thread.is_lost and (end := thread.take_back()) is not None:
+                _do(end)
+            elif not thread.has_begun:
+                self._begun.append(thread)
+
+    def settle(self) -> None:
+        """Blocks until each has begun or is done: for a poller that has nobody to serve any more."""
+        while self._begun:
+            self._begun[0].wait()
+            self.look()
+
+
+def _do(end: Callable[[], object]) -> None:
+    try:
+        end()
+    except Exception:
+        _tell()
+
+
 def _end(served: Served, thread: threading.Thread | None) -> None:
-    if thread is not None:
+    if thread is not None and thread is not threading.current_thread():
         thread.join()  # so that nobody finds it who waits for the end
     served.end()
 
@@ -209,6 +250,10 @@ def _tell() -> None:
     kind, value, trace = sys.exc_info()
     if kind is not None:
         threading.excepthook(threading.ExceptHookArgs((kind, value, trace, threading.current_thread())))
+
+
+def _sooner(one_s: float | None, other_s: float | None) -> float | None:
+    return min((each for each in (one_s, other_s) if each is not None), default=None)
 
 
 _pollers = tuple(Poller() for _ in range(_NUM_POLLERS))

@@ -5,11 +5,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MethodType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from thread_shortage import WAYS, Way, dead_at_birth, run_short
 
+from protocol.threads import TimelyThread
 from sandbox.poller import Poller, _Agenda
 
 PATIENCE_S = 10
@@ -148,6 +151,70 @@ def test_an_end_is_on_a_thread_of_its_own_where_there_is_one(poller: Poller, mon
         other.ring(b".")
         assert other.ended.wait(PATIENCE_S)
     assert other.ended_on is own
+
+
+def test_an_end_whose_thread_never_comes_up_is_the_pollers_and_the_others_have_turns_meanwhile(
+    poller: Poller, monkeypatch: pytest.MonkeyPatch
+):
+    """For want of memory a thread may end without a word: whoever had started it waited for ever."""
+    lost, begun = threading.Event(), list[TimelyThread]()
+
+    def lose(bootstrap: MethodType, _: tuple[()]) -> int:
+        begun.append(bootstrap.__self__)
+        lost.set()
+        return dead_at_birth(bootstrap)
+
+    one, other = Counter(), Counter()
+    poller.serve(one)
+    poller.serve(other)
+    own = poller._thread
+    with monkeypatch.context() as patches:
+        patches.setattr("protocol.threads._UP_S", 3600.0)
+        patches.setattr("threading._start_new_thread", lose)
+        one.ring(b".")
+        assert lost.wait(PATIENCE_S)
+        other.ring(b"x" * 100)
+        other.wait_for_turns(100)
+        assert not one.ended.is_set()
+        begun[0]._late_s = 0.0
+        assert one.ended.wait(PATIENCE_S)
+    assert one.ended_on is own
+    begun[0].run()  # it comes up after all, and ends nobody twice
+    other.ring(b".")
+    assert other.ended.wait(PATIENCE_S)
+    assert other.ended_on is not own
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_a_thread_each_has_its_end_all_the_same(
+    poller: Poller, monkeypatch: pytest.MonkeyPatch, way: Way
+):
+    """The last one, too, with which the poller's own thread ends."""
+    counters = [Counter() for _ in range(5)]
+    for one in counters:
+        poller.serve(one)
+    own = poller._thread
+    assert own is not None
+    with monkeypatch.context() as patches:
+        run_short(patches, way)
+        for one in counters:
+            one.ring(b".")
+            assert one.ended.wait(PATIENCE_S)
+    assert all(one.ended_on is own for one in counters)
+    own.join(PATIENCE_S)
+    assert not own.is_alive()
+
+
+def test_who_has_no_thread_is_not_served_and_the_next_is(poller: Poller, shortage: pytest.MonkeyPatch):
+    before, one = count_fds(), Counter()
+    for _ in range(2):
+        with pytest.raises(BlockingIOError, match="for counter"):
+            poller.serve(one)
+        assert (poller.num_served, count_fds()) == (0, before + 2)
+    shortage.undo()
+    poller.serve(one)
+    one.ring(b".")
+    assert one.ended.wait(PATIENCE_S)
 
 
 def test_a_forked_child_serves_its_own_alone(poller: Poller):
