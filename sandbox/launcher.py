@@ -86,7 +86,8 @@ def launch(
     """Starts it, calls `meanwhile` and `adopter`, and waits for init's hello. Blocks for milliseconds, and as
     long as its content takes to copy; `patience_s` at most.
 
-    Raises StartError with the launcher's own words when it does not come up, and then leaves nothing running.
+    Raises StartError with the launcher's own words when it does not come up, CapacityError where the host is
+    out of what the process that starts it takes, and then leaves nothing running.
     """
     with ExitStack() as on_failure:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

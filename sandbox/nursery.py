@@ -12,7 +12,8 @@ from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 
-from sandbox.errors import StartError
+from protocol.threads import NoThread, TimelyThread
+from sandbox.errors import CapacityError, StartError, is_shortage
 from sandbox.forks import close_in_children, free, leave_in_children
 from sandbox.memory_files import memory_file
 
@@ -98,7 +99,12 @@ class Nursery:
         self._last_ticket, self._is_gone = 0, False
         self._awaited: dict[tuple[int, _Said], Future[int]] = {}
         leave_in_children(self)  # or it would outlive its owner with all that it has started
-        threading.Thread(target=self._listen, name="sandbox nursery", daemon=True).start()
+        try:
+            TimelyThread(self._listen, name="sandbox nursery").start()
+        except NoThread as error:
+            self._socket.close()  # upon which it ends
+            self._process.wait()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def start(self, sandbox_id: str, words: Sequence[str], fds: Sequence[int], group: int | None) -> Launcher:
         """Launches. `fds` are what the launcher says, then what its words name by their number in `fds`;
@@ -238,7 +244,7 @@ os.register_at_fork(after_in_child=_leave)
 
 def shared_nursery(init: Path) -> Nursery:
     """The one of this process, started at the first use, and anew where it has been killed, its program is
-    another, or this process has become another user. StartError."""
+    another, or this process has become another user. CapacityError, StartError."""
     with _lock:
         try:
             info = init.stat()
@@ -248,11 +254,11 @@ def shared_nursery(init: Path) -> Nursery:
                 _let_go_of_lost()
                 _shared[key] = known = Nursery(init)
         except OSError as error:
-            raise StartError(
-                f"the process that starts sandboxes: {error}",
-                phase="launch",
-                hint="`dockyard doctor` says what this host lacks",
-            ) from error
+            words = f"the process that starts sandboxes: {error}"
+            if is_shortage(error):
+                raise CapacityError(words, hint="close or end something, and try again") from error
+            hint = "`dockyard doctor` says what this host lacks"
+            raise StartError(words, phase="launch", hint=hint) from error
         return known
 
 

@@ -170,6 +170,23 @@ def test_a_program_that_is_not_there_is_a_start_error(tmp_path: Path):
         shared_nursery(tmp_path / "none")
 
 
+def test_without_a_thread_for_its_answers_it_is_a_shortage_and_ends(
+    toolkit: Path, shortage: pytest.MonkeyPatch
+):
+    def own() -> tuple[int, set[str]]:
+        tasks = Path("/proc/self/task").glob("*/children")
+        return len(list(Path("/proc/self/fd").iterdir())), {
+            pid for at in tasks for pid in at.read_text().split()
+        }
+
+    shortage.setattr("sandbox.nursery._shared", {})
+    before = own()
+    for _ in range(2):
+        with pytest.raises(CapacityError, match="the process that starts sandboxes"):
+            shared_nursery(INIT_BINARY)
+        assert own() == before
+
+
 def test_it_ends_with_its_owner(toolkit: Path, tmp_path: Path):
     script = (
         "import sys; from pathlib import Path; from sandbox import Sandbox\n"
