@@ -5,9 +5,9 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from threading import Thread
 from typing import ParamSpec, TypeVar
 
+from protocol.threads import NoThread, TimelyThread
 from sandbox.errors import CapacityError
 
 P = ParamSpec("P")
@@ -19,8 +19,8 @@ def in_thread(call: Callable[[], T]) -> "Future[T]":
     killed must not wait for others that are being made."""
     future: Future[T] = Future()
     try:
-        Thread(target=settle, args=(future, call), name="dockyard-sandbox", daemon=True).start()
-    except RuntimeError as error:
+        TimelyThread(partial(settle, future, call), name="dockyard-sandbox").start()
+    except NoThread as error:
         raise CapacityError(f"sandbox: {error}", hint="raise `ulimit -u`, or end something") from error
     return future
 

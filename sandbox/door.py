@@ -18,9 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from protocol.threads import NoThread, TimelyThread
 from sandbox.errors import (
     AuthError,
     CapacityError,
@@ -64,15 +66,12 @@ class Door:
         with self._lock:
             if self._opened_by == (owner := this_process()):
                 return True
-            with suppress(OSError, RuntimeError):
+            with suppress(OSError, NoThread):
                 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 try:
                     _take_name(listener, owner)
                     listener.listen(_BACKLOG)
-                    thread = threading.Thread(
-                        target=self._serve, args=(listener,), name="dockyard-door", daemon=True
-                    )
-                    thread.start()
+                    TimelyThread(partial(self._serve, listener), name="dockyard-door").start()
                 except BaseException:
                     listener.close()
                     raise
@@ -135,10 +134,8 @@ class _Room:
         if not self._free.acquire(blocking=False):
             raise CapacityError("the owner answers as many others as it can", hint="ask again")
         try:
-            threading.Thread(
-                target=self._run, args=(connection, talk), name="dockyard-answer", daemon=True
-            ).start()
-        except RuntimeError as error:
+            TimelyThread(partial(self._run, connection, talk), name="dockyard-answer").start()
+        except NoThread as error:
             self._free.release()
             raise CapacityError(f"the owner has no thread left: {error}", hint="ask again") from error
 

@@ -9,8 +9,8 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from threading import Thread
 
+from protocol.threads import NoThread, TimelyThread
 from sandbox.errors import CapacityError, InvalidArgument
 
 OnOutput = Callable[[str], None]
@@ -44,8 +44,8 @@ class Feed:
         self._streams = (_Stream(watchers.on_stdout), _Stream(watchers.on_stderr))
         self._failed = failed
         try:
-            Thread(target=self._run, name="dockyard-output", daemon=True).start()
-        except RuntimeError as error:
+            TimelyThread(self._run, name="dockyard-output").start()
+        except NoThread as error:
             raise CapacityError(f"sandbox: {error}", hint="raise `ulimit -u`, or end something") from error
 
     def add(self, stream: int, data: bytes) -> None:

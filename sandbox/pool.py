@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from protocol.errors import DockyardError
+from protocol.threads import NoThread, TimelyThread
 
 T = TypeVar("T")
 
@@ -34,8 +35,8 @@ class Pool(Generic[T]):
         with self._lock:
             if self._closed or self._filler is not None or len(self._stock) >= self._size:
                 return
-            filler = threading.Thread(target=self._fill, name="sandbox pool", daemon=True)
-            with suppress(RuntimeError):  # no thread is free: then nothing is made ahead
+            filler = TimelyThread(self._fill, name="sandbox pool")
+            with suppress(NoThread):  # then nothing is made ahead
                 filler.start()
                 self._filler = filler
 

@@ -17,6 +17,8 @@ from functools import partial, wraps
 from queue import SimpleQueue
 from typing import Generic, ParamSpec, TypeVar
 
+from protocol.threads import NoThread, TimelyThread
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -69,11 +71,11 @@ class _Hand:
     """A thread that does one thing after another, and ends when nobody has this any more."""
 
     def __init__(self) -> None:
-        """RuntimeError where the host has no thread left."""
+        """NoThread where the host has none left."""
         queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.give = queue.put
         weakref.finalize(self, queue.put, None).atexit = False
-        threading.Thread(target=_serve, args=(queue,), name="dockyard-hand", daemon=True).start()
+        TimelyThread(partial(_serve, queue), name="dockyard-hand").start()
 
 
 def _serve(queue: "SimpleQueue[Callable[[], None] | None]") -> None:
@@ -102,7 +104,7 @@ def undisturbed(
     try:
         hand = _free.pop() if _free else _Hand()
         other = None if stop is None else _free.pop() if _free else _Hand()
-    except RuntimeError:  # better disturbed than not done
+    except NoThread:  # better disturbed than not done
         return call()
     errand = _Errand(partial(copy_context().run, call))
     # One call, of C all through: a second interrupt comes before it or when all of it is under way.

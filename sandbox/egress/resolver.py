@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from protocol.clock import Clock
+from protocol.threads import NoThread, TimelyThread
 from sandbox.egress import messages
 from sandbox.egress.messages import Question
 from sandbox.egress.rules import is_private, prefix_of
@@ -92,10 +93,10 @@ class Resolver:
         self._ready = threading.Event()
         self._queries: set[_Query] = set()  # of the thread, as what follows
         self._resting: dict[_Server, int] = {}  # until when
-        self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
+        self._thread = TimelyThread(self._run, name="resolver")
         try:
             self._thread.start()
-        except RuntimeError as error:
+        except NoThread as error:
             self._selector.close()
             os.close(self._wake)
             raise OSError(errno.EAGAIN, f"{error} for the resolver") from error
