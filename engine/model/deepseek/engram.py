@@ -6,7 +6,7 @@ The tables' rows depend on ids alone, so all look-ups of a step start before lay
 
 import hashlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.config_fields import refuse
 from engine.model.deepseek.engram_hash import EngramHash
 from engine.model.deepseek.step import Step
+from engine.model.deepseek.table_reader import TableReader
 from engine.model.tensor_source import RowsInMemory, RowSource, RowTable, TensorSource
 from engine.numerics import Dense
 from kernels.operations import Operations
@@ -79,6 +80,7 @@ class EngramMemory:
         operations: Operations,
         compressed_ids: Tensor | None,
     ) -> None:
+        """Raises BrokenModelFile, and ResourceShortage where there is no thread for such tables."""
         self._config = config
         hashes = EngramHash.of(config) if config.engram_layer_ids else []
         self.layers = {
@@ -87,7 +89,7 @@ class EngramMemory:
         }
         self._compressed_V = _checked(config, compressed_ids) if self.layers else None
         slow = any(not isinstance(engram.table, RowsInMemory) for engram in self.layers.values())
-        self._reader = ThreadPoolExecutor(1, "engram") if slow else None
+        self._reader = TableReader() if slow else None
 
     @property
     def ids_digest(self) -> str:
@@ -98,7 +100,7 @@ class EngramMemory:
     def close(self) -> None:
         """Ends the reading thread."""
         if self._reader is not None:
-            self._reader.shutdown()
+            self._reader.close()
 
     def issue(self, step: Step, token_ids: Tensor) -> "Lookups | None":
         """Starts the look-ups of a step, and notes its ids for the next. None where there is no Engram."""
@@ -123,7 +125,7 @@ class EngramMemory:
         rows = engram.hash.rows(compressed_TA)
         if self._reader is None:
             return lambda: engram.look_up(rows)
-        return self._reader.submit(engram.look_up, rows).result
+        return self._reader.begin(partial(engram.look_up, rows))
 
 
 class Lookups:
