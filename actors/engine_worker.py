@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from engine.handoff import Handoff
 from engine.request import Request
 from engine.results import StepResult
 from protocol.clock import SystemClock
-from protocol.errors import DockyardError
+from protocol.errors import DockyardError, ResourceShortage
 from protocol.sampling import Structure
+from protocol.threads import NoThread, TimelyThread
 from protocol.wire import Abort, Failed, FromEngine, Submit
 
 Publish = Callable[[EventLog], EventPublisher]
@@ -82,7 +84,8 @@ class EngineWorker:
     ) -> None:
         """`publish`: of an engine with `kv_events`, makes what tells of them.
 
-        Blocks until the model is loaded; raises as `Engine`, and what `publish` raises.
+        Blocks until the model is loaded; raises as `Engine`, ResourceShortage where there is no thread, and
+        what `publish` raises.
         """
         self._hand_over, self._publish_to = hand_over, publish
         self._publisher: EventPublisher | None = None
@@ -98,8 +101,11 @@ class EngineWorker:
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
         self._pace = 1.0
         built: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(config, built), name="engine", daemon=True)
-        self._thread.start()
+        self._thread = TimelyThread(partial(self._run, config, built), name="engine")
+        try:
+            self._thread.start()
+        except NoThread as error:
+            raise ResourceShortage(f"there is no thread for the engine: {error}") from error
         built.result()
 
     def start(self) -> None:

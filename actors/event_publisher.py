@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from actors.events_config import KvEventsConfig, is_bound
 from protocol.errors import ResourceShortage
 from protocol.kv_events import KvEventBatch, encode_batch, message
+from protocol.threads import NoThread, TimelyThread
 
 _GATHER_MS = 50  # that events of the disk's thread wait for those of a step
 _END = (-1).to_bytes(8, "big", signed=True)
@@ -46,7 +47,7 @@ class EventPublisher:
     """
 
     def __init__(self, config: KvEventsConfig, number: int, log: EventSource) -> None:
-        """`number`: of the worker. Raises ResourceShortage where an endpoint cannot be had."""
+        """`number`: of the worker. Raises ResourceShortage where an endpoint or a thread cannot be had."""
         self._number, self._log = number, log
         config = self._config = config.of_worker(number)
         self._next = 0
@@ -61,12 +62,14 @@ class EventPublisher:
                 if config.replay_endpoint is None
                 else self._socket(zmq.ROUTER, config.replay_endpoint, config.buffer_steps + 1, bind=True)
             )
-        except BaseException:
+            self._thread = TimelyThread(self._run, name="kv-events")
+            self._thread.start()
+        except BaseException as error:
             self._context.destroy(linger=0)
             os.close(self._wakes)
+            if isinstance(error, NoThread):
+                raise ResourceShortage(f"kv_events: there is no thread for them: {error}") from error
             raise
-        self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
-        self._thread.start()
 
     def wake(self) -> None:
         """There are new events, or a new batch."""

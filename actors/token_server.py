@@ -8,10 +8,12 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from actors.frames import BrokenFrame, pack_from_engine, read_to_engine
 from protocol.errors import ResourceShortage
+from protocol.threads import NoThread, TimelyThread
 from protocol.wire import Abort, FromEngine, Hello, Submit
 
 MAX_UNSENT_BYTES = 8 << 20
@@ -34,11 +36,14 @@ class TokenServer:
 
     def start(self) -> None:
         """Blocks until the socket accepts connections. Raises ResourceShortage where it cannot be made."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._main, args=(self._loop,), name="token-server", daemon=True
-        )
-        self._thread.start()
+        self._loop = loop = asyncio.new_event_loop()
+        self._thread = TimelyThread(partial(self._main, loop), name="token-server")
+        try:
+            self._thread.start()
+        except NoThread as error:
+            self._loop = None
+            loop.close()
+            raise ResourceShortage(f"socket {self._path}: there is no thread for it: {error}") from error
         self._started.wait()
         if self._failure is not None:
             self._thread.join()

@@ -34,7 +34,8 @@ from protocol.sampling import SamplingParams
 
 
 class Engine:
-    """Owned by one thread. Raises UnknownModel, BrokenModelFile, MissingCapability at construction."""
+    """Owned by one thread. Raises UnknownModel, BrokenModelFile, MissingCapability, ResourceShortage at
+    construction."""
 
     def __init__(self, config: EngineConfig, clock: Clock | None = None, model: Model | None = None) -> None:
         """`model`: loaded already, as the config has it; it stays its owner's to close."""

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from engine.cache.disk_tier import DiskStatistics, DiskTier
 from engine.cache.entry import Kind
 from protocol.clock import Clock, SystemClock
+from protocol.errors import ResourceShortage
 from protocol.handoff import KvPayload
+from protocol.threads import NoThread, TimelyThread
 
 _NEWS_EVERY_NS = 500_000_000  # what other processes have written is looked for at most so often
 
@@ -61,7 +63,8 @@ class DiskThread:
     for the disk but `flush`, `close` and `check_integrity`."""
 
     def __init__(self, tier: DiskTier, max_waiting_bytes: int, clock: Clock | None = None) -> None:
-        """`tier`: made with `reads_at_once=False`, or not; the thread begins by reading the folder."""
+        """`tier`: made with `reads_at_once=False`, or not; the thread begins by reading the folder. Raises
+        ResourceShortage where no thread is to be had."""
         self._tier, self._max_waiting_bytes = tier, max_waiting_bytes
         self._clock = clock or SystemClock()
         self._lock = threading.Condition()
@@ -75,8 +78,11 @@ class DiskThread:
         self._when_read: list[Callable[[], None]] = []
         self._news_wanted = False
         self._next_news_ns = 0
-        self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
-        self._thread.start()
+        self._thread = TimelyThread(self._run, name="kv-disk")
+        try:
+            self._thread.start()
+        except NoThread as error:
+            raise ResourceShortage(f"tiers.disk_path: there is no thread that reads it: {error}") from error
 
     def contains(self, kind: Kind, key: bytes) -> bool:
         """Whether an entry is known. Asks no disk; what other processes have written is known a moment after

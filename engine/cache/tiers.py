@@ -49,7 +49,8 @@ class Tiers:
         watch_host: Watch | None = None,
         watch_disk: Watch | None = None,
     ) -> None:
-        """`bytes_of`: a sequence's whole state. `watch_…` hear of the tiers' blocks. Raises UnusableTier."""
+        """`bytes_of`: a sequence's whole state. `watch_…` hear of the tiers' blocks. Raises UnusableTier,
+        and ResourceShortage where there is no thread for the disk."""
         self.config = config
         self._clock, self._bytes_of, self._windows_on_disk = clock, bytes_of, windows_on_disk
         self._tag = model_tag(model, "")

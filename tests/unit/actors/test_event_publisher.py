@@ -184,6 +184,17 @@ def test_an_endpoint_that_is_taken_is_named_and_nothing_stays(tmp_path: Path) ->
     assert threading.active_count() == before
 
 
+def test_without_a_thread_nothing_stays_and_its_endpoints_are_free(
+    tmp_path: Path, shortage: pytest.MonkeyPatch
+) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(ResourceShortage, match="kv_events: there is no thread"):
+        EventPublisher(config(tmp_path), 0, EventLog())
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    shortage.undo()
+    EventPublisher(config(tmp_path), 0, EventLog()).close()
+
+
 @pytest.mark.parametrize(
     ("endpoint", "number", "moved", "bound"),
     [

@@ -49,6 +49,24 @@ def test_one_that_cannot_start_may_be_stopped(tmp_path: Path) -> None:
     it.stop()
 
 
+def test_one_that_has_no_thread_may_be_started_later(tmp_path: Path, shortage: pytest.MonkeyPatch) -> None:
+    it = server(tmp_path / "a.sock")
+    with pytest.raises(ResourceShortage, match="there is no thread"):
+        it.start()
+    it.stop()
+    gc.collect()  # an open loop would warn here, which is an error
+    shortage.undo()
+    it.start()
+    it.stop()
+    assert threads() == []
+
+
+def test_an_engine_without_a_thread_is_a_shortage(tmp_path: Path, shortage: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ResourceShortage, match="there is no thread for the engine"):
+        EngineWorker(EngineConfig(model=str(tmp_path / "none.gguf")), tmp_path / "a.sock")
+    gc.collect()
+
+
 def test_an_engine_that_cannot_be_built_leaves_no_loop_open(tmp_path: Path) -> None:
     with pytest.raises(DockyardError):
         EngineWorker(EngineConfig(model=str(tmp_path / "none.gguf")), tmp_path / "a.sock")

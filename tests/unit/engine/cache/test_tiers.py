@@ -13,6 +13,7 @@ from engine.cache.prefetch import Prefetch
 from engine.cache.tier_config import TierConfig
 from engine.cache.tiers import Tiers
 from protocol.clock import SystemClock
+from protocol.errors import ResourceShortage
 from protocol.handoff import KvPayload
 
 SIZE = 1000
@@ -108,3 +109,12 @@ def test_two_workers_share_a_folder_and_keep_one_bound(tmp_path: Path) -> None:
     one.check_integrity()
     two.check_integrity()
     assert on_disk(tmp_path) == set(range(40, 50))
+
+
+def test_without_a_thread_for_the_disk_there_are_no_tiers(
+    tmp_path: Path, shortage: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ResourceShortage, match=r"tiers\.disk_path: there is no thread"):
+        tiers_of(tmp_path)
+    shortage.undo()
+    tiers_of(tmp_path).close()
