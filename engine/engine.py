@@ -230,6 +230,10 @@ class Engine:
         self._residence.check_integrity(self._scheduler.waiting)
         self.sampler.check_integrity(self._intake.sequences)
 
+    def flush(self) -> None:
+        """Blocks until what the disk tier was given so far is there."""
+        self._residence.tiers.flush()
+
     def close(self) -> None:
         """End what the engine has started beside itself: threads of the model and the disk, the grammars'
         process. Blocks until what is to be kept on disk is there. What is asked of it afterwards raises

@@ -112,11 +112,15 @@ def forget_device(engine: Engine) -> None:
 
 
 def disk_hit(subject: Subject) -> Found:
-    """Another engine finds what the first has left on disk. With replay on, windows are not kept there."""
+    """Another engine finds what the first has left on disk. With replay on, windows are not kept there. The
+    disk gets the prompts one by one: what it has no time for, all at once, is not written."""
     with tempfile.TemporaryDirectory() as folder:
         tiers = {**HOST, "disk_path": folder}
         first = subject.engine(tiers=tiers)
-        subject.answer([first], subject.cases, WARM)
+        for case in subject.cases:
+            subject.answer([first], [case], WARM)
+            first.flush()
+        dropped = first.statistics().tiers.dropped_writes
         first.close()
         second = subject.engine(tiers=tiers)
         answers = subject.answer([second], subject.cases)
@@ -128,7 +132,8 @@ def disk_hit(subject: Subject) -> Found:
         "hit_prompts": (_hits(subject, answers), len(subject.long_cases())),
         "disk_hits": (disk.hits, blocks), "loaded_blocks": (counts.scheduler.loaded_blocks, blocks),
     }  # fmt: skip
-    proof = Proof(taken, {"corrupt": disk.corrupt, "failures": disk.failures, "faults": disk.faults})
+    absent = {"corrupt": disk.corrupt, "failures": disk.failures, "faults": disk.faults, "dropped": dropped}
+    proof = Proof(taken, absent)
     return Found(answers, proof, may_resume=subject.window > 0 and subject.replay)
 
 

@@ -61,7 +61,7 @@ def test_tiers_are_told_as_the_engine_counts_them(stack: Stack) -> None:
         ask(stack, seed)
     stack.wait_until(lambda: all_idle(stack), "idle workers")
     for worker in stack.workers:
-        worker.engine._residence.tiers.flush()
+        worker.engine.flush()
     page = scraped(stack)
     role = stack.workers[0].engine.config.role
     tiers = worker_tiers(stack)
