@@ -18,6 +18,8 @@ from cluster.state import DeploymentRecord, StateFolder, is_alive, started_at
 from gateway.app import create_app
 from gateway.service import ChatService
 from protocol.errors import DockyardError, ResourceShortage
+from protocol.ready_threads import ReadyThreads
+from protocol.threads import NoThread
 from protocol.worker_counts import WorkerCounts
 
 
@@ -32,8 +34,8 @@ def serve(config: DockyardConfig, on_ready: Ready, say: Callable[[str], None]) -
     """Serve until SIGTERM or SIGINT, which let running requests end within `gateway.drain_s`.
 
     Blocks; `say` is told each stage of the start. For a block of `signals_held`. Everything that was started
-    has ended when it returns or raises. Raises Stopped on a signal, ResourceShortage where the port is taken,
-    and what `deployed` raises.
+    has ended when it returns or raises. Raises Stopped on a signal, ResourceShortage where the port is taken
+    or there are no threads, and what `deployed` raises.
     """
     state = StateFolder(config.state_dir)
     with _listening(config, state) as listener, deployed(config, state, say) as deployment:
@@ -61,6 +63,7 @@ async def _gateway(
     async def set_pace(role: str, factor: float) -> None:
         await asyncio.to_thread(deployment.set_pace, role, factor)
 
+    asyncio.get_running_loop().set_default_executor(_threads())
     others = [worker.socket_path for worker in deployment.workers[1:]]
     async with TokenClient(deployment.entry.socket_path, others) as client:
         service = ChatService(deployment.model, client, config.gateway)
@@ -77,6 +80,15 @@ async def _gateway(
             watch.cancel()
         if client.lost:
             raise WorkerLost(client.lost, hint="dockyard serve starts it again")
+
+
+def _threads() -> ReadyThreads:
+    """As many as asyncio's own, which are started while it serves: for one that is not to be had, all would
+    wait."""
+    try:
+        return ReadyThreads(min(32, (os.cpu_count() or 1) + 4), "gateway")
+    except NoThread as error:
+        raise ResourceShortage(f"there are no threads for the gateway: {error}") from error
 
 
 async def _end_when_lost(client: TokenClient, server: uvicorn.Server) -> None:

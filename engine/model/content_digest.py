@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,9 @@ import torch
 from torch import Tensor
 
 from engine.errors import InvalidRequest
+from protocol.errors import ResourceShortage
+from protocol.ready_threads import ReadyThreads
+from protocol.threads import NoThread
 
 _PIECE_BYTES = 1 << 20
 _MOST_THREADS = 8  # that read at once: a disk gives more than one processor hashes (1 to 2 GiB/s)
@@ -60,10 +62,11 @@ class ContentDigest:
         self.add_stored(stored_in(path))
 
     def add_stored(self, tensors: Mapping[str, Stored]) -> None:
-        """Tensors by name, from their files, several at once. Raises InvalidRequest, OSError."""
+        """Tensors by name, from their files, several at once. Raises InvalidRequest, OSError, and
+        ResourceShortage where there are no threads for that."""
         for name in tensors:
             self._check_new(name)
-        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS)) as readers:
+        with _readers() as readers:
             self._tensors.update(zip(tensors, readers.map(_digest, tensors, tensors.values()), strict=True))
 
     def hex(self) -> str:
@@ -78,6 +81,13 @@ class ContentDigest:
     def _check_new(self, name: str) -> None:
         if name in self._tensors:
             raise InvalidRequest(f"{name!r} was told before", parameter="weights")
+
+
+def _readers() -> ReadyThreads:
+    try:
+        return ReadyThreads(min(len(os.sched_getaffinity(0)), _MOST_THREADS), "digests")
+    except NoThread as error:
+        raise ResourceShortage(f"there are no threads that read the weights: {error}") from error
 
 
 def stored_in(shard: Path) -> dict[str, Stored]:

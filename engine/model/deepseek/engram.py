@@ -6,7 +6,6 @@ The tables' rows depend on ids alone, so all look-ups of a step start before lay
 
 import hashlib
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,10 +15,12 @@ from engine.model.deepseek.config import DeepseekConfig
 from engine.model.deepseek.config_fields import refuse
 from engine.model.deepseek.engram_hash import EngramHash
 from engine.model.deepseek.step import Step
-from engine.model.deepseek.table_reader import TableReader
 from engine.model.tensor_source import RowsInMemory, RowSource, RowTable, TensorSource
 from engine.numerics import Dense
 from kernels.operations import Operations
+from protocol.errors import ResourceShortage
+from protocol.ready_threads import ReadyThreads
+from protocol.threads import NoThread
 
 _LEAST_GATE = 1e-6
 
@@ -89,7 +90,7 @@ class EngramMemory:
         }
         self._compressed_V = _checked(config, compressed_ids) if self.layers else None
         slow = any(not isinstance(engram.table, RowsInMemory) for engram in self.layers.values())
-        self._reader = TableReader() if slow else None
+        self._reader = _reader() if slow else None
 
     @property
     def ids_digest(self) -> str:
@@ -100,7 +101,7 @@ class EngramMemory:
     def close(self) -> None:
         """Ends the reading thread."""
         if self._reader is not None:
-            self._reader.close()
+            self._reader.shutdown()
 
     def issue(self, step: Step, token_ids: Tensor) -> "Lookups | None":
         """Starts the look-ups of a step, and notes its ids for the next. None where there is no Engram."""
@@ -125,7 +126,7 @@ class EngramMemory:
         rows = engram.hash.rows(compressed_TA)
         if self._reader is None:
             return lambda: engram.look_up(rows)
-        return self._reader.begin(partial(engram.look_up, rows))
+        return self._reader.submit(engram.look_up, rows).result
 
 
 class Lookups:
@@ -138,6 +139,14 @@ class Lookups:
         """[T, E] and which rows are dead, of all rows of the step or of those picked."""
         found = self._waits[layer]()
         return (found, self._dead_T) if picked is None else (found[picked], self._dead_T[picked])
+
+
+def _reader() -> ReadyThreads:
+    """One thread, before the first step: within one nobody could say that there is none."""
+    try:
+        return ReadyThreads(1, "engram")
+    except NoThread as error:
+        raise ResourceShortage(f"there is no thread that reads the Engram tables: {error}") from error
 
 
 def _checked(config: DeepseekConfig, compressed_ids: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config import DockyardConfig
-from cluster.server import _listening
+from cluster.server import _listening, _threads
 from cluster.state import DeploymentRecord, StateFolder, started_at
 from gateway.config import GatewayConfig
 from protocol.errors import ResourceShortage
@@ -81,3 +81,10 @@ def test_a_port_that_an_own_deployment_has_is_said_so(tmp_path: Path):
         with pytest.raises(ResourceShortage) as taken, _listening(config(port), state):
             pass
         assert "dockyard down" not in taken.value.hint
+
+
+def test_a_gateway_that_would_lack_threads_does_not_begin(shortage: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ResourceShortage, match="no threads for the gateway"):
+        _threads()
+    shortage.undo()
+    _threads().shutdown()

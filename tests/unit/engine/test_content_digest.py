@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.errors import InvalidRequest
 from engine.model.content_digest import ContentDigest
+from protocol.errors import ResourceShortage
 
 
 @pytest.fixture
@@ -41,6 +42,18 @@ def test_memory_and_shards_in_any_order_give_the_same(weights: dict[str, Tensor]
         digest.add_shard(tmp_path / f"{shard}.safetensors")
     assert digest.hex() == expected
     assert len(expected) == 32
+
+
+def test_without_threads_that_read_shards_it_is_a_shortage(
+    weights: dict[str, Tensor], tmp_path: Path, shortage: pytest.MonkeyPatch
+) -> None:
+    save_file(weights, tmp_path / "1.safetensors")
+    digest = ContentDigest()
+    with pytest.raises(ResourceShortage, match="no threads that read the weights"):
+        digest.add_shard(tmp_path / "1.safetensors")
+    shortage.undo()
+    digest.add_shard(tmp_path / "1.safetensors")
+    assert digest.hex() == digest_of(weights)
 
 
 def test_views_count_by_what_they_show(weights: dict[str, Tensor]) -> None:

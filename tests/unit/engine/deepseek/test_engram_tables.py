@@ -1,6 +1,5 @@
 """Engram tables on disk are read by a thread of their own, to the bits of tables in memory."""
 
-import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from engine.model.deepseek.hyper_connections import Stream
 from engine.model.deepseek.model import DeepseekModel
 from engine.model.deepseek.quantisation import e4m3_bytes, e4m3_values
 from engine.model.deepseek.rows import Rows
-from engine.model.deepseek.table_reader import TableReader
 from engine.model.tensor_source import RowSource, TensorsInMemory
 from kernels.operations import select_operations
 from protocol.errors import ResourceShortage
@@ -140,7 +138,7 @@ def test_closing_a_model_ends_its_thread(model):
 
 def test_no_step_starts_its_thread(model, monkeypatch):
     """It is there when the tables are: within a step nobody could say that there is none."""
-    assert "engram" in [t.name for t in threading.enumerate()]
+    assert "engram_0" in [t.name for t in threading.enumerate()]
     run_short(monkeypatch, "none")
     ids = golden_ids("a")[:5]
     assert torch.equal(model.logits(ids), golden_model("a").logits(ids))
@@ -150,26 +148,6 @@ def test_a_model_whose_tables_nobody_could_read_is_not_loaded(source, cpu_librar
     tokenizer = Tokenizer.from_file(str(FOLDER / "a" / "tokenizer.json"))
     with pytest.raises(ResourceShortage, match="no thread that reads the Engram tables"):
         DeepseekModel(golden_config("a"), source, select_operations(1), compress_ids(tokenizer))
-
-
-def test_a_look_up_that_fails_fails_who_waits_for_it_alone():
-    reader = TableReader()
-    bad = reader.begin(lambda: torch.zeros(2)[torch.tensor([5])])
-    good = reader.begin(lambda: torch.ones(2))
-    with pytest.raises(IndexError):
-        bad()
-    assert torch.equal(good(), torch.ones(2))
-    reader.close()
-    reader.close()
-
-
-def test_the_thread_ends_with_a_reader_that_nobody_has_closed():
-    reader = TableReader()
-    (thread,) = (t for t in threading.enumerate() if t.name == "engram")
-    del reader
-    gc.collect()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("compressed", [None, torch.arange(298)])
