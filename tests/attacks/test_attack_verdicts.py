@@ -162,15 +162,31 @@ def test_a_neighbour_that_is_harmed_is_noticed(
             arena.neighbour.commands.run(harm)
             return Seen(False, "EACCES")
 
-        with pytest.raises(AssertionError, match=words):
-            run_case(Case(1, "x", "x", deed, frozenset({"EACCES"}), "modes", HERE), own)
+        finding = run_case(Case(1, "x", "x", deed, frozenset({"EACCES"}), "modes", HERE), own)
+        assert finding.outcome == "failed"
+        assert words in finding.said
 
 
 def test_a_neighbour_that_is_slowed_down_is_noticed(arena: Arena, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(neighbour, "SLOWER", 0.0)
     monkeypatch.setattr(neighbour, "GRACE_S", 0.0)
-    with pytest.raises(AssertionError, match="commands took"):
-        run_case(case(SHUT), arena)
+    finding = run_case(case(SHUT), arena)
+    assert finding.outcome == "failed"
+    assert "commands took" in finding.said
+
+
+def test_a_neighbour_that_was_slow_once_is_tried_again(arena: Arena, monkeypatch: pytest.MonkeyPatch):
+    """As beside a pause of the whole machine."""
+    slow = [neighbour.Slowed("once")]
+
+    def compare(self: neighbour.Neighbour, took_s: list[float]) -> None:
+        assert took_s
+        if slow:
+            raise slow.pop()
+
+    monkeypatch.setattr(neighbour.Neighbour, "_compare", compare)
+    assert run_case(case(SHUT), arena).outcome == "denied"
+    assert not slow
 
 
 def test_a_neighbour_works_while_something_is_tried(arena: Arena):
