@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.attack_cases import world
 from bench.attack_cases.folders import Folder
-from sandbox.egress import links
+from sandbox.egress import namespaces
 from sandbox.errors import UnsupportedError
 from sandbox.helper_start import find_uid, helper_words
 from sandbox.places import default_state_dir, default_toolkit
@@ -38,7 +38,7 @@ def run_as(user: str, words: Sequence[str]) -> int:
         with world.served(root / "asked") as namespace, _helped(root / "helper.sock", uid, namespace):
             words = [*words, "--lent-world", str(root / "asked")]
             # In that network, as a user's programs are in the one that his helper connects sandboxes to.
-            return links.run_in(namespace, lambda: _run(root, uid, words))
+            return namespaces.run_in(namespace, lambda: _run(root, uid, words))
     finally:
         folder.remove()
 
@@ -84,7 +84,7 @@ def _fill(root: Path, uid: int) -> None:
 def _helped(place: Path, uid: int, namespace: int) -> Generator[None]:
     """The helper runs meanwhile, in that network. UnsupportedError where it does not come up."""
     words = helper_words(str(uid), place)
-    with links.run_in(namespace, lambda: subprocess.Popen(words)) as helper:
+    with namespaces.run_in(namespace, lambda: subprocess.Popen(words)) as helper:
         try:
             give_up = time.monotonic() + _PATIENCE_S
             while helper.poll() is None and not place.exists() and time.monotonic() < give_up:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from sandbox import Sandbox
-from sandbox.egress import links
+from sandbox.egress import namespaces
 from sandbox.egress.service import Egress
 
 __all__ = ["AS_IT_SHOULD", "Egress", "gateway", "reach"]
@@ -25,11 +25,11 @@ _REACH = "exec 3<>/dev/tcp/{host}/{port} && read -r -t 5 line <&3 && echo $line"
 def gateway(state_dir: Path) -> Generator[tuple[Egress, str]]:
     """Yields what connects sandboxes to it, and its address as preset `agent` takes it."""
     with ExitStack() as last:
-        namespace = links.new_namespace()
+        namespace = namespaces.new_namespace()
         last.callback(os.close, namespace)
         addresses = [f"address add {each}/32 dev lo" for each in (HOST, OTHER)]
-        links.configure(namespace, ["link set lo up", *addresses])
-        server = links.run_in(namespace, lambda: socket.create_server(("", PORT), backlog=256))
+        namespaces.configure(namespace, ["link set lo up", *addresses])
+        server = namespaces.run_in(namespace, lambda: socket.create_server(("", PORT), backlog=256))
         thread = threading.Thread(target=_greet, args=(server,), name="gateway", daemon=True)
         thread.start()
         last.callback(thread.join)

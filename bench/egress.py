@@ -5,7 +5,8 @@ third: one in a guarded cgroup behind the fence, under a policy of some hundred 
 kernel has it. They take turns, and the order of each turn changes, so that what else the machine does meets
 both. The value is TCP connections a second, by the median of all; the peer is the same without policy.
 
-- `tcp_connect`, `udp_connect` (the hook alone, no packet), `udp_send`: microseconds, median of all;
+- `tcp_connect`, `tcp_connect_6` (version 6), `udp_connect` (the hook alone, no packet), `udp_send`:
+  microseconds, median of all;
 - `attach`: every program to a fresh cgroup; `connect`: that, the rules, a link from stock and the resolver;
 - `link`: making a link, which the stock does ahead of need; `replace`: another policy for a live sandbox;
 - `denial`: from before a refused connect to its record in this process.
@@ -28,27 +29,28 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any, TypeVar
 
-from bench import common
+from bench import common, plain_link
 from bench.demo_overhead import quantiles
 from sandbox import cgroups
-from sandbox.egress import links
+from sandbox.egress import links, namespaces
 from sandbox.egress.fence import Fence
 from sandbox.egress.rules import compile_table, rules_of
 from sandbox.egress.service import Egress
+from sandbox.egress.trunk import Trunk
 from sandbox.policy import Network
 from sandbox.refusals import Attempt
 
 T = TypeVar("T")
 
-HOST, REFUSED, TCP_PORT, UDP_PORT = "198.51.100.7", "198.51.100.8", 8000, 5000
+HOST, HOST_6, REFUSED, TCP_PORT, UDP_PORT = "198.51.100.7", "2001:db8::7", "198.51.100.8", 8000, 5000
 MAX_COST, MAX_ATTACH_MS = 1.05, 2.0
-KINDS = ("tcp_connect", "udp_connect", "udp_send")
+KINDS = ("tcp_connect", "tcp_connect_6", "udp_connect", "udp_send")
 MOST_DENIALS = 250  # the kernel's programs record 256 in a tenth of a second, and count the rest
 _LOG_PATIENCE_S = 10.0
 
 _SERVER = f"""
 import selectors, socket
-tcp = socket.create_server(("{HOST}", {TCP_PORT}), backlog=4096)
+tcp = socket.create_server(("::", {TCP_PORT}), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 udp.bind(("{HOST}", {UDP_PORT}))
 print("ready", flush=True)
@@ -64,10 +66,12 @@ import json, socket, struct, sys, time
 open(sys.argv[1], "w").write("0")
 now, linger = time.perf_counter_ns, struct.pack("ii", 1, 0)
 one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-def tcp_connect():
-    with socket.socket() as client:
+def connect(family, host):
+    with socket.socket(family) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        start = now(); client.connect(("{HOST}", {TCP_PORT})); return now() - start
+        start = now(); client.connect((host, {TCP_PORT})); return now() - start
+def tcp_connect(): return connect(socket.AF_INET, "{HOST}")
+def tcp_connect_6(): return connect(socket.AF_INET6, "{HOST_6}")
 def udp_connect():
     start = now(); one.connect(("{HOST}", {UDP_PORT})); return now() - start
 def udp_send():
@@ -97,7 +101,7 @@ class Client:
     """A process in a namespace and a cgroup that does what it is told and times it."""
 
     def __init__(self, namespace: int, group: Path) -> None:
-        self._process = links.run_in(namespace, lambda: _python(_CLIENT, str(group / "cgroup.procs")))
+        self._process = namespaces.run_in(namespace, lambda: _python(_CLIENT, str(group / "cgroup.procs")))
 
     def times(self, kind: str, count: int) -> list[int]:
         """Nanoseconds of each."""
@@ -120,11 +124,11 @@ class Place:
         self._on_exit = on_exit
         self.state = Path(on_exit.enter_context(tempfile.TemporaryDirectory()))
         self.key = cgroups.state_key(self.state)
-        self.uplink = links.new_namespace()
+        self.uplink = namespaces.new_namespace()
         on_exit.callback(os.close, self.uplink)
-        own = (f"address add {HOST}/32 dev lo", f"address add {REFUSED}/32 dev lo")
-        links.configure(self.uplink, ["link set lo up", *own])
-        server = links.run_in(self.uplink, lambda: _python(_SERVER))
+        own = (f"address add {each} dev lo" for each in (f"{HOST}/32", f"{HOST_6}/128", f"{REFUSED}/32"))
+        namespaces.configure(self.uplink, ["link set lo up", *own])
+        server = namespaces.run_in(self.uplink, lambda: _python(_SERVER))
         on_exit.callback(_end, server)
         _pipes(server)[1].readline()
         self.root = next(each.root for each in cgroups.find_hierarchies() if each.version == 2)
@@ -150,9 +154,10 @@ class Place:
 
     def plain_client(self) -> Client:
         """Without any program of ours."""
-        link = links.make_link(self.uplink, self.key, lambda ifindex: None)
-        self._on_exit.callback(links.remove_link, self.uplink, link)
-        return self.client(link.namespace, self._on_exit.enter_context(self.group()))
+        inner = namespaces.new_namespace()
+        self._on_exit.callback(os.close, inner)  # and its veth goes with it
+        plain_link.make(self.uplink, inner)
+        return self.client(inner, self._on_exit.enter_context(self.group()))
 
     def guarded_client(self, egress: Egress) -> Client:
         """Under the policy."""
@@ -165,7 +170,8 @@ class Place:
 def policy(num_others: int = 100) -> Network:
     """What the clients do, among other things."""
     others = [{"to": f"203.0.113.{each}", "ports": [443]} for each in range(num_others)]
-    own = [{"to": HOST, "ports": [TCP_PORT]}, {"to": HOST, "ports": [UDP_PORT], "protocol": "udp"}]
+    own = [{"to": each, "ports": [TCP_PORT]} for each in (HOST, HOST_6)]
+    own += [{"to": HOST, "ports": [UDP_PORT], "protocol": "udp"}]
     return Network.model_validate({"destinations": own + others})
 
 
@@ -193,6 +199,7 @@ def time_parts(place: Place, egress: Egress, count: int) -> dict[str, list[float
     found: dict[str, list[float]] = {
         name: [] for name in ("attach", "connect", "replace", "disconnect", "link")
     }
+    trunk = Trunk(place.uplink, place.key, egress.fence.lead)
     for _ in range(count):
         with place.group() as group:
             sandbox = _timed(found["attach"], lambda group=group: egress.fence.guard(group))
@@ -205,10 +212,9 @@ def time_parts(place: Place, egress: Egress, count: int) -> dict[str, list[float
             _timed(found["replace"], lambda each=connection: each.replace(policy(), 1))
             _timed(found["disconnect"], lambda each=connection: egress.disconnect(each))
         egress.fill()
-        link = _timed(
-            found["link"], lambda: links.make_link(place.uplink, place.key, egress.fence.watch_link)
-        )
-        links.remove_link(place.uplink, link)
+        link = _timed(found["link"], lambda: links.make_link(trunk, egress.fence.watch_link))
+        links.remove_link(trunk, link)
+    trunk.close()
     return found
 
 

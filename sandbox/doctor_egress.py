@@ -7,8 +7,9 @@ from pathlib import Path
 
 from protocol.errors import DockyardError
 from sandbox.capability import Capability
-from sandbox.egress import links, service
+from sandbox.egress import namespaces, service
 from sandbox.egress.helped import Uplink
+from sandbox.egress.trunk import POOL_4
 from sandbox.helper import shared_helper
 from sandbox.policy import Destination, Network, Policy
 from sandbox.sandbox import Sandbox
@@ -62,9 +63,9 @@ def _probe_helped(state: Path, toolkit: Path) -> Capability:
 
 
 def _try_in_own_network(state: Path, toolkit: Path) -> list[int]:
-    uplink = links.new_namespace()
+    uplink = namespaces.new_namespace()
     try:
-        links.configure(uplink, ["link set lo up", f"address add {_ALLOWED}/32 dev lo"])
+        namespaces.configure(uplink, ["link set lo up", f"address add {_ALLOWED}/32 dev lo"])
         egress = service.Egress(state, uplink=Path(f"/proc/self/fd/{uplink}"), num_spare=0)
         try:
             return _try_both(state, toolkit, egress, _PATIENCE_S)
@@ -94,7 +95,7 @@ def probe_routing() -> Capability:
         "degraded",
         f"net.{' and net.'.join(name.replace('/', '.') for name in off)} are off",
         "networked sandboxes reach this machine's own addresses and no other",
-        f"sysctl -w net.ipv4.ip_forward=1, and masquerade {links.POOL_4}",
+        f"sysctl -w net.ipv4.ip_forward=1, and masquerade {POOL_4}",
     )
 
 

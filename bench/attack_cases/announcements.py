@@ -12,11 +12,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+from bench import plain_link
 from bench.attack_cases.arena import Arena
 from bench.attack_cases.model import Box, Seen
 from bench.attack_cases.world import HOST
-from sandbox import Sandbox, cgroups
-from sandbox.egress import links
+from sandbox import Sandbox
+from sandbox.egress import namespaces
 from sandbox.journal import Journal
 
 # Addresses of others that the sender claims, and one that the world has on the link.
@@ -34,35 +35,35 @@ _DHCP_CLIENT, _DHCP_SERVER = 68, 67
 def announced(arena: Arena, box: Box) -> Seen:
     """From a sandbox's network. Open where the world believes anything of it."""
     with arena.sandbox(box) as sandbox, _namespace_of(arena, sandbox) as namespace:
-        address = links.run_in(namespace, _own_address)
-        route = links.run_in(arena.world.namespace, lambda: _ip("route", "get", address))
+        address = namespaces.run_in(namespace, _own_address)
+        route = namespaces.run_in(arena.world.namespace, lambda: _ip("-6", "route", "get", address))
         return _announce(arena, namespace, route[0]["dev"])
 
 
 def announced_unfenced(arena: Arena) -> Seen:
-    """From a network with the same link to the world, at whose end no fence is."""
-    world = arena.world.namespace
-    link = links.make_link(world, cgroups.state_key(arena.state_dir), lambda _: None)
+    """From a network with a link to the world at whose end no fence is."""
+    inner = namespaces.new_namespace()
     try:
-        return _announce(arena, link.namespace, link.name)
+        plain_link.make(arena.world.namespace, inner)
+        return _announce(arena, inner, plain_link.NAME)
     finally:
-        links.remove_link(world, link)
+        os.close(inner)  # and the link goes with it
 
 
 def _announce(arena: Arena, namespace: int, device: str) -> Seen:
     world = arena.world.namespace
-    links.configure(world, [f"address add {_OURS_6}/128 dev {device} nodad"])
-    server = links.run_in(world, _dhcp_server)
+    namespaces.configure(world, [f"address add {_OURS_6}/128 dev {device} nodad"])
+    server = namespaces.run_in(world, _dhcp_server)
     with server:
-        links.run_in(namespace, _send_all)
-        links.run_in(namespace, _talk)  # behind them: it has passed when all of them have, or have not
-        neighbours = links.run_in(world, lambda: _ip("neighbour", "show", "dev", device))
+        namespaces.run_in(namespace, _send_all)
+        namespaces.run_in(namespace, _talk)  # behind them: it has passed when all of them have, or have not
+        neighbours = namespaces.run_in(world, lambda: _ip("neighbour", "show"))
         believed = sorted({each["dst"] for each in neighbours} & {_CLAIMED, _CLAIMED_6})
         try:
             asked = [server.recv(2048).decode()]
         except BlockingIOError:
             asked = []
-    links.configure(world, [f"address delete {_OURS_6}/128 dev {device}"])
+    namespaces.configure(world, [f"address delete {_OURS_6}/128 dev {device}"])
     found = " ".join((*believed, *asked))
     return Seen(bool(found), f"believed: {found}" if found else "nothing was believed")
 
@@ -131,7 +132,8 @@ def _namespace_of(arena: Arena, box: Sandbox) -> Generator[int]:
 
 
 def _own_address() -> str:
-    (found,) = (each for each in _ip("-4", "address") if each["ifname"] == "eth0")
+    """Of version 6: of the other, the world has a route to each."""
+    (found,) = (each for each in _ip("-6", "address") if each["ifname"] == "eth0")
     return found["addr_info"][0]["local"]
 
 

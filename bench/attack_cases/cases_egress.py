@@ -29,7 +29,7 @@ from bench.attack_cases.world import (
     missing_own,
 )
 from sandbox import Policy, Sandbox
-from sandbox.egress import links, service
+from sandbox.egress import namespaces, service
 from sandbox.egress.libbpf import BpfMap
 from sandbox.policy import Network, presets
 
@@ -74,7 +74,7 @@ def _from_world(host: str, port: int) -> Shown:
             return f"heard {peer.recv(16)!r}"
 
     def deed(arena: Arena) -> Seen:
-        return Seen(True, links.run_in(arena.world.namespace, connect))
+        return Seen(True, namespaces.run_in(arena.world.namespace, connect))
 
     return Shown(deed, "from the world itself")
 
@@ -99,7 +99,7 @@ def _sandbox_to_sandbox(arena: Arena, *, from_world: bool) -> Seen:
         box.commands.run("until [ -s port ]; do sleep 0.01; done")
         port = box.files.read("/workspace/port").decode()
         if from_world:
-            seen = Seen(True, links.run_in(arena.world.namespace, lambda: _connect(own, int(port))))
+            seen = Seen(True, namespaces.run_in(arena.world.namespace, lambda: _connect(own, int(port))))
         else:
             seen = arena.inside(_probe("reach", own, port, box=_ANYWHERE))
         server.kill()

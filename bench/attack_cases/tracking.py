@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandbox.egress import links
+from sandbox.egress import namespaces
 
 _NETFILTER = 12
 _SUBSYSTEM, _BEGIN, _END, _ERROR = 10, 0x10, 0x11, 2
@@ -29,7 +29,7 @@ def missing() -> str:
 
 def remembered(namespace: int) -> int:
     """Flows that a network knows."""
-    return links.run_in(namespace, lambda: int(_COUNT.read_text()))
+    return namespaces.run_in(namespace, lambda: int(_COUNT.read_text()))
 
 
 @contextmanager
@@ -45,11 +45,11 @@ def tracking(namespace: int) -> Generator[None]:
         _attribute(4 | _NESTED, _attribute(1 | _NESTED, masquerade)),
     )  # fmt: skip
     wanted = [(_NEW_TABLE, _attribute(1, _TABLE)), (_NEW_CHAIN, b"".join(chain)), (_NEW_RULE, b"".join(rule))]
-    links.run_in(namespace, lambda: _send(wanted))
+    namespaces.run_in(namespace, lambda: _send(wanted))
     try:
         yield
     finally:
-        links.run_in(namespace, lambda: _send([(_DELETE_TABLE, _attribute(1, _TABLE))]))
+        namespaces.run_in(namespace, lambda: _send([(_DELETE_TABLE, _attribute(1, _TABLE))]))
 
 
 def _send(wanted: list[tuple[int, bytes]]) -> None:

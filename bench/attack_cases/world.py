@@ -12,7 +12,7 @@ from typing import Self
 
 from bench.attack_cases.model import Unguarded
 from bench.attack_cases.programs import program
-from sandbox.egress import links
+from sandbox.egress import namespaces
 from sandbox.egress.helped import HelpedEgress, Uplink
 from sandbox.egress.service import Egress, check
 from sandbox.errors import SandboxError
@@ -61,13 +61,13 @@ def missing_own() -> str:
 def served(asked: Path) -> Generator[int]:
     """A namespace with the servers, until the block ends."""
     with ExitStack() as stack:
-        namespace = links.new_namespace()
+        namespace = namespaces.new_namespace()
         stack.callback(os.close, namespace)
         own = [f"address add {each}/32 dev lo" for each in _VERSION_4]
         own += [f"address add {each}/128 dev lo nodad" for each in _VERSION_6]
-        links.configure(namespace, ["link set lo up", *own])
-        links.run_in(namespace, _forward)
-        stack.callback(_end, links.run_in(namespace, lambda: _serve(asked)))
+        namespaces.configure(namespace, ["link set lo up", *own])
+        namespaces.run_in(namespace, _forward)
+        stack.callback(_end, namespaces.run_in(namespace, lambda: _serve(asked)))
         yield namespace
 
 

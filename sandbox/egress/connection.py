@@ -8,8 +8,9 @@ from typing import Protocol
 
 from protocol.clock import Clock
 from sandbox.egress.fence import Fence
-from sandbox.egress.links import Link, run_in
+from sandbox.egress.links import Link
 from sandbox.egress.messages import Address
+from sandbox.egress.namespaces import run_in
 from sandbox.egress.resolver import LISTEN_AT, Resolver
 from sandbox.egress.rules import (
     Ports,
@@ -67,7 +68,7 @@ class Connection:
         over. OSError when it cannot."""
         listener = listener or run_in(self.link.namespace, _listen)
         self._stop_names = self._services.resolver.serve(listener, self)
-        self._services.fence.open_link(self.link.ifindex, self.id, self.link.addresses)
+        self._services.fence.open_link(self.id, self.link)
 
     @property
     def version(self) -> int:

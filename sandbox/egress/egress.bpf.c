@@ -61,9 +61,10 @@ struct counters {
     __u64 denied, unlogged, window_ns, in_window;
 };
 
-/* Where packets from the host end of a veth may come from. */
+/* Where packets from the host end of a veth may come from, and where those of version 6 go on from. */
 struct home {
     struct address addresses[2];
+    __u32 trunk, unused; /* 0: from the host end itself */
 };
 
 struct event {
@@ -113,6 +114,15 @@ struct {
     __type(key, __u32);
     __type(value, struct home);
 } homes SEC(".maps");
+
+/* The host end that a sandbox's address of version 6 lies behind, by ifindex. */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, MAX_SANDBOXES);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, struct address);
+    __type(value, __u32);
+} ends SEC(".maps");
 
 /* Of the cgroup that a program is attached to, for processes in groups below it as well. */
 struct {
@@ -343,9 +353,22 @@ SEC("tc") int wire(struct __sk_buff *skb) {
     const struct home *home = bpf_map_lookup_elem(&homes, &ifindex);
     if (!who || !home || skb->vlan_present || !read_packet(skb, ETH_HLEN, &packet)) return TC_ACT_SHOT;
     bool own = same(&packet.from, &home->addresses[0]) || same(&packet.from, &home->addresses[1]);
-    if (own && may_pass(who, &packet)) return TC_ACT_OK;
+    if (own && may_pass(who, &packet)) {
+        bool by_trunk = home->trunk && skb->protocol == bpf_htons(ETH_P_IPV6);
+        return by_trunk ? bpf_redirect(home->trunk, BPF_F_INGRESS) : TC_ACT_OK;
+    }
     log(who->sandbox, packet.to, packet.port, packet.protocol, WIRE);
     return TC_ACT_SHOT;
+}
+
+/* At the trunk, which has the routes of version 6 to all sandboxes: what is to leave there goes to the host end
+ * that it is for, and what is for nobody goes nowhere. */
+SEC("tc") int deliver(struct __sk_buff *skb) {
+    struct address to = {0};
+    if (skb->protocol != bpf_htons(ETH_P_IPV6)) return TC_ACT_SHOT;
+    if (bpf_skb_load_bytes(skb, ETH_HLEN + 24, &to, sizeof to)) return TC_ACT_SHOT;
+    const __u32 *end = bpf_map_lookup_elem(&ends, &to);
+    return end ? bpf_redirect(*end, 0) : TC_ACT_SHOT;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

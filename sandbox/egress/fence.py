@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sandbox.egress.libbpf import ATTACH_TYPES, BpfMap, BpfObject, RingBuffer, load_library
+from sandbox.egress.links import Link
 from sandbox.egress.rules import (
     Ports,
     Prefix,
@@ -27,6 +28,7 @@ from sandbox.egress.rules import (
     pack_allow_key,
     pack_deny_key,
     pack_entry,
+    prefix_of,
 )
 from sandbox.places import EGRESS_OBJECT
 from sandbox.refusals import Attempt, Hook
@@ -68,7 +70,7 @@ class Fence:
         self._lock = threading.Lock()  # guards what follows, and the log's reader
         self._generations = itertools.count(1)
         self._current: dict[int, tuple[int, set[Prefix]]] = {}
-        self._links: dict[int, int] = {}  # ifindex of each sandbox's
+        self._links: dict[int, Link] = {}
         self._closed = self._is_shut = False
 
     def guard(self, group: Path) -> int:
@@ -94,14 +96,23 @@ class Fence:
         assert self._object is not None, "the helper watches its own links"
         self._object.attach_to_link("wire", ifindex)
 
-    def open_link(self, ifindex: int, sandbox: int, addresses: tuple[Prefix, Prefix]) -> None:
-        """Lets pass what the sandbox's rules allow, from its own addresses."""
+    def lead(self, ifindex: int) -> None:
+        """Has a device of the calling thread's namespace hand what it is to send to the host ends of those
+        whom it is for."""
+        assert self._object is not None, "the helper's links have routes"
+        self._object.attach_to_link("deliver", ifindex, outgoing=True)
+
+    def open_link(self, sandbox: int, link: Link) -> None:
+        """Lets pass what the sandbox's rules allow, from its own addresses, and what is for these. The helper
+        has entered those of its own links."""
+        key = struct.pack("=I", link.ifindex)
         with self._lock:
             self._check_open()
-            if "homes" in self._maps:
-                home = b"".join(each.packed() for each in addresses)
-                self._maps["homes"].set(struct.pack("=I", ifindex), home)
-            self._links[sandbox] = ifindex
+            self._links[sandbox] = link
+            if self._object is not None:
+                addresses = _packed_addresses(link)
+                self._maps["homes"].set(key, b"".join(addresses) + struct.pack("=II", link.trunk, 0))
+                self._maps["ends"].set(addresses[1], key)
             self._write_identity(sandbox, self._current[sandbox][0])
 
     def replace(self, sandbox: int, table: Table) -> None:
@@ -160,7 +171,8 @@ class Fence:
         with self._lock:
             self._is_shut = True
             for sandbox in () if self._closed else self._current:
-                self._write_identity(sandbox, _NO_RULES)
+                with suppress(FileNotFoundError):  # its group has gone, and all that was in it
+                    self._write_identity(sandbox, _NO_RULES)
 
     def counters(self, sandbox: int) -> tuple[int, int]:
         """How much was refused, and how much of that the log had no room for."""
@@ -179,7 +191,9 @@ class Fence:
                 return
             if (link := self._links.pop(sandbox, None)) is not None:
                 for name in self._maps.keys() & {"homes", "links"}:
-                    self._maps[name].remove(struct.pack("=I", link))
+                    self._maps[name].remove(struct.pack("=I", link.ifindex))
+                if "ends" in self._maps:
+                    self._maps["ends"].remove(_packed_addresses(link)[1])
             self._maps["counts"].remove(key)
             if (current := self._current.pop(sandbox, None)) is not None:
                 self._remove(sandbox, *current)
@@ -210,7 +224,7 @@ class Fence:
     def _open_maps(self, loaded: BpfObject | None) -> dict[str, BpfMap]:
         if loaded is None:
             return {name: BpfMap(load_library(), fd, name) for name, fd in self._given.items()}
-        maps = {name: loaded.map(name) for name in (*MAPS, "denied", "homes")}
+        maps = {name: loaded.map(name) for name in (*MAPS, "denied", "ends", "homes")}
         for key, value in _packed(self._denied).items():
             maps["denied"].set(key, value)
         loaded.map(".bss").set(*_MARKS_HOLD)  # entries are this process's
@@ -230,7 +244,7 @@ class Fence:
         """At the wire and at the sockets; the old rules are there until both have the new ones."""
         identity = _identity(sandbox, generation)
         if (link := self._links.get(sandbox)) is not None:
-            self._maps["links"].set(struct.pack("=I", link), identity)
+            self._maps["links"].set(struct.pack("=I", link.ifindex), identity)
         self._maps["attached"].set(struct.pack("=Q", sandbox), identity)
 
     def _check_open(self) -> None:
@@ -249,6 +263,10 @@ class Fence:
 def _packed(denied: Iterable[Rule]) -> dict[bytes, bytes]:
     table = compile_table(denied, with_zones=False)
     return {pack_deny_key(prefix): pack_entry(ports) for prefix, ports in table.items()}
+
+
+def _packed_addresses(link: Link) -> tuple[bytes, ...]:
+    return tuple(prefix_of(each).packed() for each in link.home.addresses)
 
 
 def _identity(sandbox: int, generation: int) -> bytes:

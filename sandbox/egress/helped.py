@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from protocol.clock import Clock, SystemClock
-from sandbox.egress import links
 from sandbox.egress.connection import Connection
 from sandbox.egress.fence import Fence
+from sandbox.egress.links import Link
+from sandbox.egress.namespaces import check_tools
 from sandbox.egress.resolver import Resolver
-from sandbox.egress.rules import prefix_of
 from sandbox.egress.service import Egress, first_nameserver, refusing, shared_egress
+from sandbox.egress.trunk import HOST_MAC, NEXT_HOPS, Home
 from sandbox.errors import StartError, UnsupportedError
 from sandbox.forks import free
 from sandbox.helper import Helper
@@ -32,7 +33,7 @@ class HelpedEgress:
         self, helper: Helper, *, nameserver: tuple[str, int] | None = None, clock: Clock | None = None
     ) -> None:
         """`nameserver` as for `Egress`. UnsupportedError without libbpf or `ip` and `nsenter`."""
-        links.check_tools()
+        check_tools()
         if shutil.which("nsenter") is None:
             raise UnsupportedError(
                 "a sandbox with a network needs `nsenter`", hint="apt-get install util-linux"
@@ -62,9 +63,8 @@ class HelpedEgress:
             fence = self._fence_of(linked.maps)
             sandbox = fence.guard(group)
             on_failure.callback(fence.forget, sandbox)
-            addresses = str(links.POOL_4[linked.number]), str(links.POOL_6[linked.number])
-            _set_up_inside(pid, _inside(addresses))
-            link = links.Link("", linked.ifindex, -1, (prefix_of(addresses[0]), prefix_of(addresses[1])))
+            link = Link("", linked.ifindex, -1, Home(linked.number))
+            _set_up_inside(pid, _inside(link.home.addresses))
             connection = Connection(self, name, sandbox, link, network)
             with self._lock:
                 self._connections[sandbox] = connection
@@ -111,8 +111,8 @@ def _inside(addresses: tuple[str, str]) -> list[str]:
     """For `ip -batch`: what links.py asks of the kernel by itself, where it may."""
     lines = ["link set lo up", "link set eth0 addrgenmode none", "link set eth0 up"]
     lines += [f"addr add {addresses[0]}/32 dev eth0", f"addr add {addresses[1]}/128 dev eth0 nodad"]
-    for hop in links.NEXT_HOPS:
-        lines.append(f"neigh replace {hop} lladdr {links.HOST_MAC} dev eth0 nud permanent")
+    for hop in NEXT_HOPS:
+        lines.append(f"neigh replace {hop} lladdr {HOST_MAC} dev eth0 nud permanent")
         lines.append(f"route add default via {hop} dev eth0 onlink")
     return lines
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 _NAMES = ("libbpf.so.1",)
 _ALLOW_MULTI = 2  # beside programs of groups above, all of which must agree
-_TC_INGRESS, _TCX_INGRESS = 1, 46
+_TC_POINTS, _TCX_KINDS = (1, 2), (46, 47)  # what comes in, what goes out
 
 # enum bpf_attach_type, by the names of our programs.
 ATTACH_TYPES = {
@@ -113,14 +113,14 @@ class BpfObject:
             raise _error(f"attach {name}")
         self._links.append(link)
 
-    def attach_to_link(self, name: str, ifindex: int) -> None:
-        """Has a program see what comes in at a device of the calling thread's network namespace, until that
-        is removed."""
+    def attach_to_link(self, name: str, ifindex: int, *, outgoing: bool = False) -> None:
+        """Has a program see what comes in at a device of the calling thread's network namespace, or what
+        goes out there, until that is removed."""
         program = self._program(name)
-        if self._library.bpf_prog_attach(program, ifindex, _TCX_INGRESS, 0) == 0:
+        if self._library.bpf_prog_attach(program, ifindex, _TCX_KINDS[outgoing], 0) == 0:
             return
         # Before Linux 6.6. Each queue makes the kernel look through all others.
-        hook = _Hook(size=ctypes.sizeof(_Hook), ifindex=ifindex, attach_point=_TC_INGRESS)
+        hook = _Hook(size=ctypes.sizeof(_Hook), ifindex=ifindex, attach_point=_TC_POINTS[outgoing])
         options = _Options(size=ctypes.sizeof(_Options), program=program)
         if self._library.bpf_tc_hook_create(byref(hook)) != 0:
             raise _error("make a clsact queue")

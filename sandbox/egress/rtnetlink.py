@@ -11,9 +11,9 @@ import socket
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv6Network, ip_address
 
-_NEWLINK, _DELLINK, _SETLINK, _NEWADDR, _NEWROUTE, _DELROUTE, _NEWNEIGH = 16, 17, 19, 20, 24, 25, 28
+_NEWLINK, _DELLINK, _SETLINK, _NEWADDR, _NEWROUTE, _NEWNEIGH = 16, 17, 19, 20, 24, 28
 _REQUEST, _ACKNOWLEDGE, _REPLACE, _EXCLUSIVE, _CREATE = 0x1, 0x4, 0x100, 0x200, 0x400
 _HEAD = struct.Struct("=IHHII")  # struct nlmsghdr
 _ERROR = 2
@@ -34,7 +34,6 @@ _IFF_UP = 1
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_F_NODAD = 1, 2, 0x02
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
 _TABLE_MAIN, _PROTOCOL_BOOT, _SCOPE_ALL, _SCOPE_LINK, _UNICAST, _ONLINK = 254, 3, 0, 253, 1, 4
-_TABLE_LOCAL, _ANY = 255, 0
 _NDA_DST, _NDA_LLADDR, _NUD_PERMANENT = 1, 2, 0x80
 
 
@@ -101,6 +100,15 @@ def delete(ifindex: int) -> Order:
     return Order(f"remove link {ifindex}", _DELLINK, 0, _link(ifindex))
 
 
+def remove(ifindex: int) -> None:
+    """Deletes a link of the calling thread's namespace. One that is gone is no error."""
+    try:
+        carry_out([delete(ifindex)])
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
+
+
 def add_address(ifindex: int, address: str) -> Order:
     """Its own, alone in its network; at once, without a look whether another has it."""
     raw = ip_address(address).packed
@@ -112,26 +120,26 @@ def add_address(ifindex: int, address: str) -> Order:
 def add_route(ifindex: int, address: str) -> Order:
     """That one address lies behind the link."""
     raw = ip_address(address).packed
-    scope = _SCOPE_LINK if len(raw) == 4 else _SCOPE_ALL
-    body = _route(_family(raw), 8 * len(raw), scope, 0)
+    body = _route(_family(raw), 8 * len(raw), _SCOPE_LINK if len(raw) == 4 else _SCOPE_ALL, 0)
     body += _attribute(_RTA_DST, raw) + _attribute(_RTA_OIF, struct.pack("=I", ifindex))
     return Order(f"add route to {address}", _NEWROUTE, _CREATE | _EXCLUSIVE, body)
 
 
+def add_block_route(ifindex: int, block: IPv6Network, hop: str) -> Order:
+    """They lie behind that neighbour, which no address of the link says to be near."""
+    raw = ip_address(hop).packed
+    body = _route(_family(raw), block.prefixlen, _SCOPE_ALL, _ONLINK)
+    body += _attribute(_RTA_DST, block.network_address.packed)
+    body += _attribute(_RTA_GATEWAY, raw) + _attribute(_RTA_OIF, struct.pack("=I", ifindex))
+    return Order(f"add route to {block}", _NEWROUTE, _CREATE | _EXCLUSIVE, body)
+
+
 def add_default_route(ifindex: int, hop: str) -> Order:
-    """All else lies behind that neighbour, which no address of the link says to be near."""
+    """All else lies behind that neighbour."""
     raw = ip_address(hop).packed
     body = _route(_family(raw), 0, _SCOPE_ALL, _ONLINK)
     body += _attribute(_RTA_GATEWAY, raw) + _attribute(_RTA_OIF, struct.pack("=I", ifindex))
     return Order(f"add default route via {hop}", _NEWROUTE, _CREATE | _EXCLUSIVE, body)
-
-
-def remove_groups(ifindex: int) -> Order:
-    """The route to all groups (multicast) of version 6: the kernel adds it where a link begins to carry."""
-    raw = ip_address("ff00::").packed
-    body = struct.pack("=8BI", _family(raw), 8, 0, 0, _TABLE_LOCAL, _ANY, _SCOPE_ALL, _UNICAST, 0)
-    body += _attribute(_RTA_DST, raw) + _attribute(_RTA_OIF, struct.pack("=I", ifindex))
-    return Order(f"remove groups behind link {ifindex}", _DELROUTE, 0, body)
 
 
 def put_neighbour(ifindex: int, address: str, mac: str) -> Order:

@@ -3,19 +3,19 @@
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from protocol.clock import Clock, SystemClock
 from sandbox import cgroups
-from sandbox.egress import links
+from sandbox.egress import links, namespaces
 from sandbox.egress.connection import Connection
 from sandbox.egress.fence import Fence
 from sandbox.egress.libbpf import load_library
 from sandbox.egress.resolver import Resolver
 from sandbox.egress.rules import EVERY_PORT, Ports, Rule, prefix_of
+from sandbox.egress.trunk import Trunk
 from sandbox.errors import CapacityError, StartError, UnsupportedError, is_shortage
 from sandbox.forks import free
 from sandbox.places import EGRESS_OBJECT
@@ -25,7 +25,6 @@ from sandbox.privileged.addresses import Addresses
 from sandbox.privileged.denials import CONTROL_PORTS, NOWHERE, POOL_4, POOL_6
 from sandbox.refusals import Attempt
 
-_MOST_ROUTED = 256
 _RESOLVERS_FILE = Path("/etc/resolv.conf")
 _HINT = "use network='none', or see `dockyard doctor`"
 _log = logging.getLogger("dockyard.sandbox")
@@ -44,7 +43,7 @@ def check() -> None:
     if not EGRESS_OBJECT.is_file():
         hint = "apt-get install clang libbpf-dev, then `python -m sandbox.egress.build`"
         raise UnsupportedError("the egress programs are not built", hint=hint)
-    links.check_tools()
+    namespaces.check_tools()
     try:
         load_library()
     except OSError as error:
@@ -75,14 +74,11 @@ class Egress:
         self.clock: Clock = clock or SystemClock()
         self._lock = threading.Lock()  # guards what follows
         self._connections: dict[int, Connection] = {}
-        self._state = cgroups.state_key(state_dir)
-        # Links whose route to groups goes when the next one is made; beyond so many, the oldest keep theirs.
-        self._routed: deque[int] = deque(maxlen=_MOST_ROUTED)
         with ExitStack() as on_failure:
-            self._uplink = links.open_namespace(uplink)
+            self._uplink = namespaces.open_namespace(uplink)
             on_failure.callback(os.close, self._uplink)
             self._control_ports = tuple(control_ports)
-            self._addresses = links.run_in(self._uplink, Addresses)
+            self._addresses = namespaces.run_in(self._uplink, Addresses)
             on_failure.callback(self._addresses.close)
             try:
                 self.fence = Fence(self._denials(), self._on_refusal)
@@ -91,8 +87,10 @@ class Egress:
                     f"this kernel does not take the egress programs: {error}", hint=_HINT
                 ) from error
             on_failure.callback(self.fence.close)
+            self._trunk = self._make_trunk(cgroups.state_key(state_dir))
+            on_failure.callback(self._trunk.close)
             self.resolver = Resolver(
-                lambda: links.enter(self._uplink), nameserver or first_nameserver(), self.clock
+                lambda: namespaces.enter(self._uplink), nameserver or first_nameserver(), self.clock
             )
             on_failure.callback(self.resolver.close)
             self.resolver.watch(self.fence.log_fileno(), self.fence.drain)
@@ -142,6 +140,7 @@ class Egress:
         if self._uplink < 0:
             return
         self._pool.close()
+        self._trunk.close()
         self.resolver.close()
         self.fence.close()
         self._addresses.close()
@@ -165,26 +164,18 @@ class Egress:
             )
             self.fence.shut()
 
+    def _make_trunk(self, state: str) -> Trunk:
+        try:
+            return Trunk(self._uplink, state, self.fence.lead)
+        except OSError as error:
+            raise UnsupportedError(f"there is no way to sandboxes: {error}", hint=_HINT) from error
+
     def _make_link(self) -> links.Link:
         """On any thread, and on several at a time."""
-        link = links.make_link(self._uplink, self._state, self._watch)
-        with self._lock:
-            self._routed.append(link.ifindex)
-        return link
-
-    def _watch(self, ifindex: int) -> None:
-        """In the uplink's namespace, before the link carries: the fewer routes to groups there are, the less
-        that costs. One that has not come yet is looked for again at the next link."""
-        self.fence.watch_link(ifindex)
-        with self._lock:
-            routed = list(self._routed)
-            self._routed.clear()
-        left = [each for each in routed if not links.remove_groups(each)]
-        with self._lock:
-            self._routed.extend(left)
+        return links.make_link(self._trunk, self.fence.watch_link)
 
     def _discard(self, link: links.Link) -> None:
-        links.remove_link(self._uplink, link)
+        links.remove_link(self._trunk, link)
 
     def _forget(self, sandbox: int) -> None:
         with self._lock:

@@ -20,11 +20,22 @@ def write_settings(values: Mapping[str, str]) -> None:
     """
     with _proc() as proc:
         for name, value in values.items():
-            file = os.open(f"sys/net/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
-            try:
-                os.write(file, value.encode())
-            finally:
-                os.close(file)
+            write_setting(proc, f"sys/net/{name}", value)
+
+
+def open_settings(name: str) -> int:
+    """A folder's descriptor, for threads that are in the same namespace. OSError."""
+    with _proc() as proc:
+        return os.open(f"sys/net/{name}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+
+
+def write_setting(folder: int, name: str, value: str) -> None:
+    """By a path below an open folder. OSError."""
+    file = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.write(file, value.encode())
+    finally:
+        os.close(file)
 
 
 @contextmanager

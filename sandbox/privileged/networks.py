@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from ctypes import c_char_p, c_int, c_uint64, c_void_p
 
-from sandbox.privileged.denials import POOL_4, POOL_6
+from sandbox.privileged.denials import NUMBERS, POOL_4, POOL_6
 
 _HOST_MAC, _INNER_MAC = "02:64:6b:79:00:01", "02:64:6b:79:00:02"
 _AT_GROUP = ("egress", "sock_create", "bind4", "bind6", "connect4", "connect6", "sendmsg4", "sendmsg6")
@@ -56,7 +56,7 @@ class Programs:
     def make_link(self, namespace: int) -> tuple[str, int, int]:
         """Name and ifindex of the host end, and the number of its addresses in the pools. Nothing passes
         until there are rules, and never from other addresses. OSError, also where another has these."""
-        number, name = secrets.randbelow(POOL_4.num_addresses - 2) + 1, f"dky{secrets.token_hex(5)}"
+        number, name = secrets.choice(NUMBERS), f"dky{secrets.token_hex(5)}"
         version4, version6 = POOL_4[number], POOL_6[number]
         peer = f"peer name eth0 address {_INNER_MAC} netns /proc/self/fd/{namespace}"
         routes = [f"link set {name} addrgenmode none", f"link set {name} up"]
@@ -66,7 +66,7 @@ class Programs:
         try:
             _ip([f"link add {name} address {_HOST_MAC} type veth {peer}"], namespace)
             ifindex = socket.if_nametoindex(name)
-            home = bytes(10) + b"\xff\xff" + version4.packed + version6.packed
+            home = bytes(10) + b"\xff\xff" + version4.packed + version6.packed + bytes(8)  # no trunk
             self._write("homes", ifindex.to_bytes(4, sys.byteorder), home)
             self._attach("wire", ifindex, _AT_LINK, 0)
             _ip(routes)

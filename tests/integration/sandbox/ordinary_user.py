@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from sandbox_internet import Internet, wait_until
 
-from sandbox.egress import links
+from sandbox.egress import namespaces
 from sandbox.helper_start import Bounds, helper_words
 
 NOBODY = 65534
@@ -90,7 +90,7 @@ def groups_of_user() -> list[Path]:
 
 
 def _in(inside: Internet | None, action: Callable[[], Any]) -> Any:
-    return action() if inside is None else links.run_in(inside.namespace, action)
+    return action() if inside is None else namespaces.run_in(inside.namespace, action)
 
 
 @pytest.fixture(scope="module")

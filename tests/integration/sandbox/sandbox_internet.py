@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from sandbox.egress import links, messages
+from sandbox.egress import messages, namespaces
 
 HOST, OTHER, PRIVATE, HOST_6 = "198.51.100.7", "198.51.100.8", "10.11.12.13", "2001:db8::7"
 METADATA = "169.254.169.254"
@@ -30,16 +30,16 @@ class Internet:
         self.names: dict[str, list[str]] = {}
         self.asked: list[str] = []
         self.heard: list[bytes] = []
-        self.namespace = links.new_namespace()
+        self.namespace = namespaces.new_namespace()
         self.path = Path(f"/proc/self/fd/{self.namespace}")
         own = (f"address add {each} dev lo{' nodad' if ':' in each else ''}" for each in _ADDRESSES)
-        links.configure(self.namespace, ["link set lo up", *own])
+        namespaces.configure(self.namespace, ["link set lo up", *own])
         self._selector = selectors.DefaultSelector()
         self._connections: set[socket.socket] = set()
         self._hung_up = threading.Event()
         self._wake = os.eventfd(0)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        links.run_in(self.namespace, self._open)
+        namespaces.run_in(self.namespace, self._open)
         self._thread = threading.Thread(target=self._serve, name="internet", daemon=True)
         self._thread.start()
 
@@ -52,7 +52,7 @@ class Internet:
 
     def devices(self) -> list[str]:
         """Names of all that there are."""
-        return sorted(name for _, name in links.run_in(self.namespace, socket.if_nameindex))
+        return sorted(name for _, name in namespaces.run_in(self.namespace, socket.if_nameindex))
 
     def close(self) -> None:
         os.eventfd_write(self._wake, _END)

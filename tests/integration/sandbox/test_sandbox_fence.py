@@ -1,5 +1,6 @@
 """The fence at the host end of a veth: what it lets pass, whoever sends it."""
 
+import errno
 import json
 import os
 import socket
@@ -7,21 +8,27 @@ import struct
 import subprocess
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from sandbox_internet import (
     DATAGRAMS,
     HOST,
     HOST_6,
+    NAMESERVER,
     OTHER,
     UDP_PORT,
     attempt,
     wait_until,
 )
 
-from sandbox.egress import links
+from sandbox import cgroups
+from sandbox.egress import namespaces
+from sandbox.egress.fence import Fence
+from sandbox.egress.rules import compile_table, rules_of
+from sandbox.egress.service import Egress
 from sandbox.journal import Journal
-from sandbox.policy import presets
+from sandbox.policy import Network, presets
 
 
 def test_sandboxes_do_not_reach_each_other(connect, state_dir):
@@ -33,14 +40,14 @@ def test_sandboxes_do_not_reach_each_other(connect, state_dir):
     assert up.wait(30)
     with namespace_of(state_dir, server) as namespace:
         address = own_address(namespace)
-        assert links.run_in(namespace, lambda: reach(address, 8000)) == "reached"
+        assert namespaces.run_in(namespace, lambda: reach(address, 8000)) == "reached"
     ended, denials = attempt(client, f"tcp('{address}', 8000)", f"udp('{address}', 8000)")
     assert ended == ["EPERM"] * 2
     assert {each.address for each in denials} == {address}
     # From its own namespace, where no hook of a cgroup is: the fence alone.
     with namespace_of(state_dir, client) as namespace:
-        assert links.run_in(namespace, lambda: reach(address, 8000)) == "late"
-        assert links.run_in(namespace, lambda: reach(HOST, 80)) == "reached"
+        assert namespaces.run_in(namespace, lambda: reach(address, 8000)) == "late"
+        assert namespaces.run_in(namespace, lambda: reach(HOST, 80)) == "reached"
     assert any("packets to" in each.detail and each.address == address for each in client.denials)
     serving.kill()
 
@@ -59,7 +66,7 @@ def test_packets_of_any_socket_meet_the_fence(connect, internet, state_dir):
             a_frame(own, HOST, UDP_PORT, b"other", ethertype=0x0806),
             a_frame(own, HOST, UDP_PORT, b"last"),
         ]
-        links.run_in(namespace, lambda: send_frames(frames))
+        namespaces.run_in(namespace, lambda: send_frames(frames))
     wait_until(lambda: b"last" in internet.heard)
     assert internet.heard == [b"allowed", b"last"]
     assert {(each.address, each.port) for each in box.denials} >= {(HOST, UDP_PORT + 1), (OTHER, UDP_PORT)}
@@ -100,6 +107,83 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
     assert "Error" in result.stderr, "none of a refused option, a refused send and an answer that never comes"
 
 
+def test_a_machine_that_checks_where_packets_come_from_lets_them_pass(connect, internet):
+    """A strict reverse path filter: what comes in has to come from where its answer goes."""
+    strict = Path("/proc/sys/net/ipv4/conf/all/rp_filter")
+    namespaces.run_in(internet.namespace, lambda: strict.write_text("1"))
+    try:
+        box = connect({"to": HOST, "ports": [80]}, {"to": HOST_6, "ports": [80]}, DATAGRAMS)
+        calls = (f"tcp('{HOST}', 80)", f"tcp('{HOST_6}', 80)", f"udp('{HOST}', {UDP_PORT})")
+        assert attempt(box, *calls)[0] == ["hello", "hello", "datagram"]
+    finally:
+        namespaces.run_in(internet.namespace, lambda: strict.write_text("0"))
+
+
+def test_who_gets_an_address_again_has_it_alone(create, internet, state_dir):
+    """And until somebody has it, what is sent there arrives nowhere."""
+    egress = Egress(state_dir, uplink=internet.path, nameserver=NAMESERVER, num_spare=0)
+    own: set[str] = set()
+    try:
+        for _ in range(2):
+            with (
+                create(policy=presets.open_internet(), egress=egress) as box,
+                namespace_of(state_dir, box) as namespace,
+            ):
+                own.add(address := own_address(namespace))
+                assert answers(internet, address)
+                assert attempt(box, f"tcp('{HOST}', 80)")[0] == ["hello"]
+            assert not answers(internet, address)
+            egress._trunk._free.rotate(1)  # the one that came back last is the next
+    finally:
+        egress.close()
+    assert len(own) == 1
+
+
+def test_what_cannot_be_shut_any_more_since_it_has_gone_keeps_nobody_else_open(host_groups):
+    gone, open_still = host_groups
+    fence = Fence((), lambda sandbox, attempt: None)
+    try:
+        network = Network.model_validate({"destinations": [{"to": HOST, "ports": [80]}]})
+        table = compile_table(rules_of(network))
+        sandboxes = [fence.guard(each) for each in (gone, open_still)]
+        for each in sandboxes:
+            fence.replace(each, table)
+        gone.rmdir()
+        fence.shut()
+        with pytest.raises(OSError, match="the fence is shut"):
+            fence.replace(sandboxes[1], table)
+        identity = fence._maps["attached"].get(struct.pack("=Q", sandboxes[1]), 16)
+        assert identity == struct.pack("=QII", sandboxes[1], 0, 0)
+    finally:
+        fence.close()
+
+
+@pytest.fixture
+def host_groups(tmp_path):
+    """Two fresh groups of version 2."""
+    root = next(each.root for each in cgroups.find_hierarchies() if each.version == 2)
+    key = cgroups.state_key(tmp_path)
+    groups = [root / cgroups.TOP / key / name for name in ("one", "two")]
+    for each in groups:
+        each.mkdir(parents=True)
+    yield groups
+    for each in groups:
+        if each.exists():
+            cgroups.remove_group(each)
+    cgroups.remove_empty_parents([root], key)
+
+
+def answers(internet, address):
+    """Whether the machine at that address refuses a connection, as one that is there does."""
+
+    def ask():
+        with socket.socket() as one:
+            one.settimeout(0.5)
+            return one.connect_ex((address, 9)) == errno.ECONNREFUSED
+
+    return namespaces.run_in(internet.namespace, ask)
+
+
 @contextmanager
 def namespace_of(state_dir, box):
     """The sandbox's, for the host's root."""
@@ -113,7 +197,7 @@ def namespace_of(state_dir, box):
 
 def own_address(namespace):
     """Version 4."""
-    done = links.run_in(namespace, lambda: subprocess.check_output(["ip", "-4", "-json", "address"]))
+    done = namespaces.run_in(namespace, lambda: subprocess.check_output(["ip", "-4", "-json", "address"]))
     return next(each["addr_info"][0]["local"] for each in json.loads(done) if each["ifname"] == "eth0")
 
 

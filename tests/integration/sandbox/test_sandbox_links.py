@@ -6,27 +6,28 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sandbox_internet import wait_until
 
-from sandbox.egress import links, rtnetlink
-from sandbox.egress.service import Egress
+from sandbox.egress import links, namespaces, rtnetlink
+from sandbox.egress.trunk import NEXT_HOPS, Trunk
+from sandbox.errors import CapacityError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces")
 
 HOST, INNER = "02:64:6b:79:00:01", "02:64:6b:79:00:02"
-OWN = ("198.18.0.9", "fd6b:79d0:5bc1::9")
 
 
 @pytest.fixture
-def namespaces() -> Iterator[Callable[[], int]]:
+def make_namespace() -> Iterator[Callable[[], int]]:
     made: list[int] = []
 
     def make() -> int:
-        made.append(links.new_namespace())
+        made.append(namespaces.new_namespace())
         return made[-1]
 
     yield make
@@ -34,10 +35,21 @@ def namespaces() -> Iterator[Callable[[], int]]:
         os.close(each)
 
 
+@pytest.fixture
+def trunk(make_namespace: Callable[[], int]) -> Iterator[Trunk]:
+    uplink = make_namespace()
+    namespaces.configure(uplink, ["link set lo up"])
+    made = Trunk(uplink, "test", lambda _: None)
+    yield made
+    made.close()
+    assert links.host_ends(uplink) == ()
+    assert [name for _, name in namespaces.run_in(uplink, socket.if_nameindex)] == ["lo"]
+
+
 def seen(namespace: int, *words: str) -> list[dict[str, Any]]:
     """What `ip -json` shows there, less what differs between any two, or from one moment to the next."""
     command = ["ip", "-json", *words]
-    shown = json.loads(links.run_in(namespace, lambda: subprocess.check_output(command)) or "[]")
+    shown = json.loads(namespaces.run_in(namespace, lambda: subprocess.check_output(command)) or "[]")
     for each in shown:
         for name in (
             "ifindex",
@@ -67,114 +79,131 @@ def everything(namespace: int) -> list[list[dict[str, Any]]]:
     ]
 
 
-def by_ip(uplink: int, inner: int) -> None:
-    def outside() -> None:
-        peer = f"peer name eth0 address {INNER} numtxqueues 1 numrxqueues 1 netns /proc/self/fd/{inner}"
-        batch = f"link add dkyip address {HOST} numtxqueues 1 numrxqueues 1 type veth {peer}\n"
-        batch += "link set dkyip addrgenmode none\nlink set dkyip up\n"
-        for address in OWN:
-            batch += f"route add {address} dev dkyip\n"
-            batch += f"neigh replace {address} lladdr {INNER} dev dkyip nud permanent\n"
-        subprocess.run(["ip", "-batch", "-"], input=batch.encode(), check=True, pass_fds=(inner,))
+def by_ip(uplink: int, inner: int, far: int, address: str, sixth: str) -> None:
+    """A trunk, and a link behind it."""
+    queues = "numtxqueues 1 numrxqueues 1"
 
-    links.run_in(uplink, outside)
+    def outside() -> None:
+        peer = f"peer name trunk address {INNER} {queues} netns /proc/self/fd/{far}"
+        batch = f"link set lo up\nlink add dkytrunk address {HOST} {queues} type veth {peer}\n"
+        batch += "link set dkytrunk addrgenmode none\nlink set dkytrunk up\n"
+        batch += f"neigh replace {NEXT_HOPS[1]} lladdr {INNER} dev dkytrunk nud permanent\n"
+        block = ip_network(f"{sixth}/120", strict=False)
+        batch += f"route add {block} via {NEXT_HOPS[1]} dev dkytrunk onlink\n"
+        peer = f"peer name eth0 address {INNER} {queues} netns /proc/self/fd/{inner}"
+        batch += f"link add dkyip address {HOST} {queues} type veth {peer}\n"
+        subprocess.run(["ip", "-batch", "-"], input=batch.encode(), check=True, pass_fds=(far, inner))
+        Path("/proc/sys/net/ipv6/conf/dkyip/disable_ipv6").write_text("1")
+        batch = f"link set dkyip up\nroute add {address} dev dkyip\n"
+        batch += f"neigh replace {address} lladdr {INNER} dev dkyip nud permanent\n"
+        subprocess.run(["ip", "-batch", "-"], input=batch.encode(), check=True)
+
+    namespaces.run_in(uplink, outside)
+    namespaces.configure(far, ["link set trunk up"])
     for name in ("default", "eth0"):
         place = Path(f"/proc/sys/net/ipv6/conf/{name}/accept_ra")
-        links.run_in(inner, lambda place=place: place.write_text("0"))
+        namespaces.run_in(inner, lambda place=place: place.write_text("0"))
     lines = ["link set lo up", "link set eth0 addrgenmode none", "link set eth0 up"]
-    lines += [f"addr add {OWN[0]}/32 dev eth0", f"addr add {OWN[1]}/128 dev eth0 nodad"]
-    for hop in links.NEXT_HOPS:
+    lines += [f"addr add {address}/32 dev eth0", f"addr add {sixth}/128 dev eth0 nodad"]
+    for hop in NEXT_HOPS:
         lines.append(f"neigh replace {hop} lladdr {HOST} dev eth0 nud permanent")
         lines.append(f"route add default via {hop} dev eth0 onlink")
-    links.configure(inner, lines)
+    namespaces.configure(inner, lines)
 
 
-def by_us(monkeypatch: pytest.MonkeyPatch, uplink: int, number: int = 9) -> links.Link:
-    monkeypatch.setattr(links.secrets, "randbelow", lambda _: number - 1)
-    return links.make_link(uplink, "test", lambda _: None)
+def test_a_link_is_as_ip_makes_it(make_namespace: Callable[[], int], trunk: Trunk) -> None:
+    theirs, inner, far = make_namespace(), make_namespace(), make_namespace()
+    link = links.make_link(trunk, lambda _: None)
+    by_ip(theirs, inner, far, *link.home.addresses)
+    wait_until(lambda: everything(trunk.uplink) == everything(theirs))  # once all carry
+    assert everything(link.namespace) == everything(inner)
+    ends = {each.name: each for each in links.host_ends(trunk.uplink)}
+    assert len(ends) == 2
+    assert (ends[link.name].state, ends[link.name].owner.pid) == ("test", os.getpid())
+    links.remove_link(trunk, link)
+    assert len(links.host_ends(trunk.uplink)) == 1
+    links.remove_link(trunk, link)  # again
 
 
-def test_a_link_is_as_ip_makes_it(namespaces: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs, inner, ours = namespaces(), namespaces(), namespaces()
-    by_ip(theirs, inner)
-    link = by_us(monkeypatch, ours)
-    try:
-        wait_until(lambda: everything(ours) == everything(theirs))  # once both carry
-        assert everything(link.namespace) == everything(inner)
-        (host_end,) = links.host_ends(ours)
-        assert (host_end.name, host_end.state, host_end.owner.pid) == (link.name, "test", os.getpid())
-    finally:
-        links.remove_link(ours, link)
-    assert links.host_ends(ours) == ()
-    links.remove_link(ours, link)  # again
+def test_the_kernel_has_no_route_of_version_6_more_for_each_link(trunk: Trunk) -> None:
+    """At each that begins to carry, and at each that goes, it goes through those of all."""
+    words = ["ip", "-6", "-json", "route", "show", "table", "all"]
 
+    def routes() -> list[dict[str, Any]]:
+        return json.loads(namespaces.run_in(trunk.uplink, lambda: subprocess.check_output(words)))
 
-def groups_behind(uplink: int) -> set[str]:
-    """The host ends that have a route to all groups (multicast) of version 6."""
-    words = ["ip", "-6", "-json", "route", "show", "table", "local", "ff00::/8"]
-    done = links.run_in(uplink, lambda: subprocess.run(words, capture_output=True, text=True, check=True))
-    return {each["dev"] for each in json.loads(done.stdout or "[]")}
-
-
-def test_a_route_to_groups_goes_once_it_is_there(namespaces: Callable[[], int]) -> None:
-    uplink = namespaces()
-    early: list[bool] = []
-    link = links.make_link(uplink, "test", lambda ifindex: early.append(links.remove_groups(ifindex)))
-    assert early == [False]
-    wait_until(lambda: groups_behind(uplink) == {link.name})  # once it carries
-    assert links.run_in(uplink, lambda: links.remove_groups(link.ifindex))
-    assert groups_behind(uplink) == set()
-    links.remove_link(uplink, link)
-    assert links.run_in(uplink, lambda: links.remove_groups(link.ifindex))  # it is gone with it
-
-
-def test_routes_to_groups_go_however_many_make_links(namespaces: Callable[[], int], tmp_path: Path) -> None:
-    """At each that comes up, the kernel goes through those of all."""
-    uplink = namespaces()
-    place = Path(f"/proc/self/fd/{uplink}")
-    egress = Egress(tmp_path, uplink=place, nameserver=("198.51.100.53", 53), num_spare=0)
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            made = [each.result() for each in [threads.submit(egress._make_link) for _ in range(20)]]
-
-        def has_only_its_own() -> bool:
-            made.append(egress._make_link())
-            return groups_behind(uplink) <= {made[-1].name}
-
-        wait_until(has_only_its_own)  # once they all carry
-    finally:
-        egress.close()
+    with ThreadPoolExecutor(4) as threads:
+        waiting = [threads.submit(links.make_link, trunk, lambda _: None) for _ in range(20)]
+        made = [each.result() for each in waiting]
+    assert len({each.home.number for each in made}) == 20
+    devices = {name for _, name in namespaces.run_in(trunk.uplink, socket.if_nameindex)}
+    assert {each["dev"] for each in routes()} <= devices - {each.name for each in made}
     for each in made:
-        links.remove_link(uplink, each)
+        links.remove_link(trunk, each)
 
 
-def test_an_address_that_is_taken_is_found_and_nothing_is_left(
-    namespaces: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+def test_addresses_are_given_again_once_and_the_one_of_before_last(trunk: Trunk) -> None:
+    first, second = trunk.take(), trunk.take()
+    trunk.give_back(first)
+    trunk.give_back(first)  # again
+    later = [trunk.take() for _ in range(300)]
+    numbers = [second.number, *(each.number for each in later)]
+    assert len(set(numbers)) == len(numbers)
+    assert first.number in numbers
+    assert later[0].number != first.number
+
+
+def test_a_block_that_another_owner_has_is_found(trunk: Trunk) -> None:
+    other = Trunk(trunk.uplink, "other", lambda _: None)
+    try:
+        assert len({trunk.take().number for _ in range((1 << 16) - 1)}) == (1 << 16) - 1
+        with pytest.raises(CapacityError, match="no free block"):
+            trunk.take()
+        with pytest.raises(CapacityError, match="no free block"):
+            other.take()
+        trunk.close()
+        assert other.take().number  # the routes went with it
+    finally:
+        other.close()
+
+
+def test_an_order_that_the_kernel_refuses_is_named_and_the_rest_done(
+    make_namespace: Callable[[], int],
 ) -> None:
-    uplink = namespaces()
-    link = by_us(monkeypatch, uplink)
-    with pytest.raises(links.CapacityError, match="no free address"):
-        by_us(monkeypatch, uplink)
-    assert [each.name for each in links.host_ends(uplink)] == [link.name]
-    links.remove_link(uplink, link)
-
-
-def test_an_order_that_the_kernel_refuses_is_named_and_the_rest_done(namespaces: Callable[[], int]) -> None:
     def ask() -> str:
         loopback = socket.if_nametoindex("lo")
-        orders = [rtnetlink.add_route(4242, "198.18.0.1"), rtnetlink.up(loopback)]
-        with pytest.raises(OSError, match=r"add route to 198\.18\.0\.1: No such device"):
+        orders = [rtnetlink.add_default_route(4242, "198.18.0.1"), rtnetlink.up(loopback)]
+        with pytest.raises(OSError, match=r"add default route via 198\.18\.0\.1: No such device"):
             rtnetlink.carry_out(orders)
         return subprocess.check_output(["ip", "-brief", "link", "show", "lo"], text=True)
 
-    assert "UP" in links.run_in(namespaces(), ask)
+    assert "UP" in namespaces.run_in(make_namespace(), ask)
 
 
-def test_what_a_watcher_raises_leaves_no_link(namespaces: Callable[[], int]) -> None:
+def test_a_machine_that_has_version_6_turned_off_has_links_all_the_same(
+    make_namespace: Callable[[], int],
+) -> None:
+    """As most containers have it."""
+
+    def turn_off() -> None:
+        for name in ("all", "default"):
+            Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1")
+
+    uplink = make_namespace()
+    namespaces.configure(uplink, ["link set lo up"])
+    namespaces.run_in(uplink, turn_off)
+    trunk = Trunk(uplink, "test", lambda _: None)
+    links.remove_link(trunk, links.make_link(trunk, lambda _: None))
+    trunk.close()
+
+
+def test_what_a_watcher_raises_leaves_no_link(trunk: Trunk) -> None:
     def refuse(_: int) -> None:
         raise OSError(12, "no memory for a program")
 
-    uplink = namespaces()
     with pytest.raises(OSError, match="no memory"):
-        links.make_link(uplink, "test", refuse)
-    assert links.host_ends(uplink) == ()
+        links.make_link(trunk, refuse)
+    assert len(links.host_ends(trunk.uplink)) == 1  # its own
+    with pytest.raises(OSError, match="no memory"):
+        Trunk(trunk.uplink, "test", refuse)
+    assert len(links.host_ends(trunk.uplink)) == 1

@@ -10,7 +10,7 @@ from ordinary_user import User, user
 from sandbox_internet import EVERY_SERVER, HOST, NAMESERVER, REACH, Internet, attempt, wait_until
 
 from sandbox import Policy
-from sandbox.egress import links
+from sandbox.egress import namespaces
 from sandbox.egress.rules import EVERY_PORT, Ports, Rule, compile_table, pack_deny_key, pack_entry, prefix_of
 from sandbox.egress.service import Egress
 from sandbox.policy import presets
@@ -31,7 +31,7 @@ def world():
 
 
 def change(world: Internet, verb: str) -> None:
-    links.configure(
+    namespaces.configure(
         world.namespace, [f"address {verb} {LATER}/32 dev lo", f"address {verb} {LATER_6}/128 dev lo"]
     )
 
@@ -61,7 +61,7 @@ def test_a_machine_with_more_addresses_than_fit_lets_nothing_through(
         with create(policy=presets.open_internet(), egress=egress) as box:
             assert attempt(box, f"tcp('{HOST}', 80)")[0] == ["hello"]
             many = [f"address add 203.0.{high}.{low}/32 dev lo" for high in range(17) for low in range(256)]
-            links.configure(world.namespace, many)
+            namespaces.configure(world.namespace, many)
             wait_until(lambda: attempt(box, f"tcp('{HOST}', 80)")[0] == ["EPERM"])
     finally:
         egress.close()
@@ -103,7 +103,7 @@ def test_an_ordinary_users_sandbox_is_denied_it_too(user: User, world: Internet)
 
 
 def test_the_machines_addresses_are_those_that_it_has_now(world: Internet):
-    addresses = links.run_in(world.namespace, Addresses)
+    addresses = namespaces.run_in(world.namespace, Addresses)
     before = set(addresses.current())
     assert {HOST, "127.0.0.1", "::1"} <= before
     change(world, "add")

@@ -11,7 +11,7 @@ import pytest
 from sandbox_internet import HOST, Internet
 
 from sandbox import CommandResult, Sandbox
-from sandbox.egress import links
+from sandbox.egress import namespaces
 
 WHEEL = "tiny-1.0-py3-none-any.whl"
 PORT = 8080
@@ -48,7 +48,7 @@ def index(internet: Internet, wheel: Path) -> Iterator[str]:
     """An index of packages in the network that stands for the world; its URL."""
     handler = partial(Quiet, directory=str(wheel.parents[2]))
     made: list[ThreadingHTTPServer] = []
-    links.run_in(internet.namespace, lambda: made.append(ThreadingHTTPServer((HOST, PORT), handler)))
+    namespaces.run_in(internet.namespace, lambda: made.append(ThreadingHTTPServer((HOST, PORT), handler)))
     thread = threading.Thread(target=made[0].serve_forever)
     thread.start()
     yield f"http://index.example.org:{PORT}/simple"

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from sandbox.egress.links import Link
-from sandbox.egress.rules import prefix_of
+from sandbox.egress.trunk import Home
 from sandbox.errors import CapacityError
 from sandbox.pool import Pool
 
@@ -17,7 +17,7 @@ def a_maker() -> tuple[Callable[[], Link], list[Link]]:
 
     def make() -> Link:
         number = next(numbers)
-        made.append(Link(f"dky{number}", number, -1, (prefix_of("198.18.0.1"), prefix_of("fd00::1"))))
+        made.append(Link(f"dky{number}", number, -1, Home(number)))
         return made[-1]
 
     return make, made
