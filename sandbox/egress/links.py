@@ -11,11 +11,12 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from sandbox.egress import rtnetlink
-from sandbox.egress.namespaces import new_namespace, run_in, run_ip
+from sandbox.egress.namespaces import enter, open_namespace, run_in, run_ip
 from sandbox.egress.settings import write_settings
 from sandbox.egress.trunk import (
     ALIAS_START,
@@ -62,39 +63,29 @@ def make_link(trunk: Trunk, watch: Callable[[int], None]) -> Link:
     leaves nothing then. Blocks for some milliseconds."""
     home = trunk.take()
     try:
-        namespace = new_namespace()
-        try:
-            return _connect(trunk, namespace, home, watch)
-        except BaseException:
-            os.close(namespace)
-            raise
+        return run_in(None, lambda: _connect(trunk, home, watch))
     except BaseException:
         trunk.give_back(home)
         raise
 
 
-def _connect(trunk: Trunk, namespace: int, home: Home, watch: Callable[[int], None]) -> Link:
-    name = new_name()
+def _connect(trunk: Trunk, home: Home, watch: Callable[[int], None]) -> Link:
+    """On a thread that is in the fresh namespace, and goes to and fro: a start of one costs more."""
+    name, namespace = new_name(), open_namespace(Path("/proc/thread-self/ns/net"))
 
     def prepare(ifindex: int) -> None:
         trunk.keep_out_of_version6(name)
         watch(ifindex)
 
-    def make_host_end() -> int:
+    with ExitStack() as on_failure:
+        on_failure.callback(os.close, namespace)
+        enter(trunk.uplink)
         ifindex = make_device(trunk.state, name, "eth0", namespace, prepare)
-        try:
-            rtnetlink.carry_out(_host_end(ifindex, home.addresses[0]))
-        except BaseException:
-            rtnetlink.remove(ifindex)
-            raise
-        return ifindex
-
-    ifindex = run_in(trunk.uplink, make_host_end)
-    try:
-        run_in(namespace, lambda: _configure_inside(home.addresses))
-    except BaseException:
-        run_in(trunk.uplink, lambda: rtnetlink.remove(ifindex))
-        raise
+        on_failure.callback(run_in, trunk.uplink, lambda: rtnetlink.remove(ifindex))
+        rtnetlink.carry_out(_host_end(ifindex, home.addresses[0]))
+        enter(namespace)
+        _configure_inside(home.addresses)
+        on_failure.pop_all()
     return Link(name, ifindex, namespace, home, trunk.ifindex)
 
 
