@@ -24,6 +24,7 @@ from cluster.state import MARK, DeploymentRecord, StateFolder, end_marked, start
 from engine.model_path import model_path
 from gateway.service import ServedModel
 from protocol.errors import DockyardError, InvalidInput
+from protocol.openmp import SPIN
 from protocol.worker_counts import WorkerCounts
 
 _GLANCE_S = 0.2  # how often the wait for a worker looks for a signal
@@ -130,13 +131,10 @@ def _start_ray(config: DockyardConfig, scratch: Path, deployment_id: str) -> Non
     token.chmod(0o600)
     export_to_children(
         **{MARK: deployment_id},
+        **SPIN,
         RAY_USAGE_STATS_ENABLED="0",
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN_PATH=str(token),
-        # Threads that wait for their next part of a step spin for a moment, then sleep. To wake them at each
-        # of some hundred parts takes as long as the work; to spin for long (libgomp's own choice is 300,000
-        # turns) takes the cores from the other worker, which halves what both do together.
-        GOMP_SPINCOUNT="2000",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # leave the accelerators' variables as they are
     )
     ray_api.start(

@@ -6,6 +6,8 @@ The public names are loaded on first use, so that `engine.chat` can be imported 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from protocol.openmp import spin_briefly
+
 if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.engine import Engine
@@ -22,6 +24,9 @@ _HOMES = {
     "SamplingParams": "protocol.sampling",
     "load_model": "engine.model.registry",
 }
+
+
+spin_briefly()  # before anything here loads torch
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,19 @@
+"""How long OpenMP's threads wait awake for their next part of a step.
+
+To wake them at each of some hundred parts takes as long as the work; to spin for long (libgomp's own choice
+is 300,000 turns where nobody else seems to run) takes the cores from whatever runs beside, another worker of
+ours first: both together then do half as much, and a step of milliseconds takes seconds.
+"""
+
+import os
+import sys
+
+SPIN = {"GOMP_SPINCOUNT": "2000"}
+_CHOSEN_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+def spin_briefly() -> None:
+    """For this process and those that it starts, unless its user has chosen. libgomp reads it once, when
+    torch is loaded: too late where that has happened."""
+    if "torch" not in sys.modules and not any(name in os.environ for name in _CHOSEN_BY):
+        os.environ.update(SPIN)
