@@ -24,9 +24,15 @@ UrlOption = Annotated[
     ),
 ]
 
+
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # as of all else that is printed (`cli.root`)
+
+
 # Progress never mixes with results. Without `emoji`, a `:name:` in a model's text stays what it is.
 progress = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-output = Console(highlight=False, soft_wrap=True, emoji=False)
+output = _Output(highlight=False, soft_wrap=True, emoji=False)
 
 
 def step(text: str) -> None:

@@ -1,7 +1,7 @@
 """The command's root: subcommands, and how errors become exit codes.
 
 Exit codes: 0 done, 1 it failed, 2 bad input, 3 a tool or feature is missing, 4 not enough of a resource,
-129 SIGHUP, 130 Ctrl-C, 143 SIGTERM.
+129 SIGHUP, 130 Ctrl-C, 141 nobody reads its output any more, 143 SIGTERM.
 
 Only the modules of the command that is asked for are loaded, and nothing before signals are answered.
 """

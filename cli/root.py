@@ -1,6 +1,8 @@
 """The tree of commands, made of the modules that one call needs, and an exit code for each way it can end."""
 
+import os
 import signal
+import sys
 from contextlib import suppress
 from importlib import import_module, metadata
 from typing import Annotated, Any
@@ -44,6 +46,9 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise _Interrupted from error
+        except BrokenPipeError as error:  # typer would exit with 1; other tools die of the signal
+            _print_no_more()
+            raise Stopped(signal.SIGPIPE) from error
 
 
 class SystemFailed(DockyardError):
@@ -114,6 +119,15 @@ def _root(
     ] = False,
 ) -> None:
     """Where teams of coding agents work: serves the model, runs the sandboxes, keeps the clock."""
+
+
+def _print_no_more() -> None:
+    """Or the interpreter, which writes at its end what is left, would complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, AttributeError):  # closed from the start
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _wants_json(arguments: list[str]) -> bool:

@@ -14,6 +14,7 @@ import typer
 
 from cli.console import JsonFlag, output, print_json, show
 from cli.environment import EnvOption, given_environment
+from cli.passing import passing_on
 from cli.policies import GatewayOption, PolicyOption, PresetOption, chosen_policy
 from cluster.config import load_config
 from cluster.state import StateFolder
@@ -28,6 +29,15 @@ from sandbox.limits import MIB
 SandboxId = Annotated[str, typer.Argument(metavar="ID", help="Of `dockyard sandbox list`.")]
 StdinFlag = Annotated[
     bool, typer.Option("--stdin", "-i", help="Pass standard input, once it has ended; else there is none.")
+]
+
+OutputJsonFlag = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object on the last line of stdout, once the command has ended, with what the "
+        "policy keeps of its output (1 MiB of each stream: head and tail) and how many bytes it dropped.",
+    ),
 ]
 
 app = typer.Typer(
@@ -69,11 +79,13 @@ def run_command(
     ] = None,
     env: EnvOption = None,
     with_stdin: StdinFlag = False,
-    as_json: JsonFlag = False,
+    as_json: OutputJsonFlag = False,
 ) -> int:
     """Run one command in a fresh sandbox, without network unless a policy has one, and remove it.
 
-    Exits as the command does.
+    What the command prints is passed on as it comes, byte by byte. Exits as the command does; 141 where
+    nobody reads its output any more, which ends it. The sandbox ends with the command: `exec`, `info` and
+    `set-timeout` act on one that lives, meanwhile from another terminal.
 
     Example: dockyard sandbox run -- python3 -c "print(1 + 1)"
 
@@ -98,7 +110,8 @@ def run_command(
         state_dir=state.sandboxes, toolkit=state.toolkit,
     ) as box:  # fmt: skip
         asked = command if len(command) > 1 else command[0]
-        result = box.commands.run(asked, timeout_s=timeout_s, stdin=stdin)
+        watching = passing_on(is_wanted=not as_json)
+        result = box.commands.run(asked, timeout_s=timeout_s, stdin=stdin, **watching)
         exit_code = _told(result, as_json)
         if keep is not None:
             box.snapshot(keep)
@@ -115,29 +128,37 @@ def exec_command(
     cwd: Annotated[str, typer.Option(help="Where it starts.")] = "/workspace",
     env: EnvOption = None,
     with_stdin: StdinFlag = False,
-    as_json: JsonFlag = False,
+    as_json: OutputJsonFlag = False,
 ) -> int:
-    """Run one command in a sandbox that lives, whoever owns it. Exits as the command does; ends it when
-    interrupted.
+    """Run one command in a sandbox that lives: one that a Python process holds, or `sandbox run` of another
+    terminal. What it prints is passed on as it comes. Exits as the command does; ends it when interrupted,
+    or where nobody reads its output any more.
 
     Example: dockyard sandbox exec sbx-3f9a61c04be2d17 -- ls -l
     """
     box = sandboxes.attach(id, state_dir=_state_dir())
     stdin = sys.stdin.buffer.read() if with_stdin else b""
     asked = command if len(command) > 1 else command[0]
-    result = box.commands.run(asked, timeout_s=timeout_s, cwd=cwd, env=given_environment(env), stdin=stdin)
+    watching = passing_on(is_wanted=not as_json)
+    result = box.commands.run(
+        asked, timeout_s=timeout_s, cwd=cwd, env=given_environment(env), stdin=stdin, **watching
+    )
     return _told(result, as_json)
 
 
 def _told(result: CommandResult, as_json: bool) -> int:
-    """Prints how a command ended, and returns what to exit with."""
+    """Prints how a command ended, and returns what to exit with. Its output is there already, but in JSON."""
     if as_json:
         texts = {"stdout": result.stdout, "stderr": result.stderr}
         rest = {k: v for k, v in asdict(result).items() if k not in ("stdout_bytes", "stderr_bytes")}
         print_json({**rest, **texts})
+        if result.dropped_bytes:
+            typer.echo(
+                f"dockyard: {result.dropped_bytes} bytes of output are not in the JSON, beyond the policy's "
+                "`output_bytes` of each stream; without --json all of it is passed on",
+                err=True,
+            )
     else:
-        typer.echo(result.stdout, nl=False)
-        typer.echo(result.stderr, nl=False, err=True)
         if result.reason != "exit":
             typer.echo(f"dockyard: ended by {result.reason} after {result.duration_ms:.0f} ms", err=True)
         for denial in result.denials:

@@ -7,11 +7,13 @@ error there, not a fault here.
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Protocol
 
 from sandbox.commands import Commands
 from sandbox.entries import Entry
 from sandbox.errors import InvalidArgument, RequestTimeout
+from sandbox.feed import BytesWatcher
 from sandbox.files import Files
 from sandbox.results import CommandResult, Denial
 from sandbox.status import IdleWish, SandboxStatus
@@ -20,6 +22,7 @@ MAX_FILE_BYTES = 16 << 20  # of one call
 _LOOK_S = 0.25  # whether whoever asked is still there
 Words = Mapping[str, Any]
 HasLeft = Callable[[], bool]  # whoever asked
+Tell = Callable[[object], None]  # something before the answer
 
 
 class Asked(Protocol):
@@ -37,20 +40,25 @@ class Asked(Protocol):
     def kill(self) -> None: ...
 
 
-def answer(box: Asked, do: str, words: Words, has_left: HasLeft) -> Any:
-    """The answer, in values of JSON. Blocks for it. Raises SandboxError, KeyError or TypeError for what is no
+def answer(box: Asked, do: str, words: Words, has_left: HasLeft, tell: Tell = lambda piece: None) -> Any:
+    """The answer, in values of JSON. Blocks for it; what a command prints is told before, where that is asked
+    for. Raises SandboxError, KeyError or TypeError for what is no
     request."""
     if do == "commands.run":
-        return _run(box, words, has_left)
+        return _run(box, words, has_left, tell)
     return _DEEDS[do](box, words)
 
 
-def _run(box: Asked, words: Words, has_left: HasLeft) -> dict[str, Any]:
+def _run(box: Asked, words: Words, has_left: HasLeft, tell: Tell) -> dict[str, Any]:
+    watchers: list[BytesWatcher | None] = [None, None]
+    if words.get("tell_output") is True:
+        watchers = [BytesWatcher(partial(_tell_output, tell, stream)) for stream in range(2)]
     cmd, env = words["cmd"], {str(name): str(value) for name, value in words["env"].items()}
     command = box.commands.start(
         cmd if isinstance(cmd, str) else [str(each) for each in cmd],
         timeout_s=box.commands.timeout_of_run(_seconds(words["timeout_s"])), cwd=str(words["cwd"]), env=env,
         output_bytes=_number(words["output_bytes"]), stdin=b64decode(words["stdin"]),
+        on_stdout=watchers[0], on_stderr=watchers[1],
     )  # fmt: skip
     while True:
         try:
@@ -58,6 +66,10 @@ def _run(box: Asked, words: Words, has_left: HasLeft) -> dict[str, Any]:
         except RequestTimeout:
             if has_left() and not box.is_paused:  # it ends when its sandbox goes on, and not for this
                 command.kill()
+
+
+def _tell_output(tell: Tell, stream: int, data: bytes) -> None:
+    tell([stream, b64encode(data).decode()])
 
 
 def _kill(box: Asked, words: Words) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """A sandbox of another process: what is asked of it goes to its owner, which does it and answers.
 
-The owner stays the only reader of the control socket, so both may work at the same time. What streams
-(watchers, terminals, input while a command runs, sessions, whole directories) is for the owner's process.
+The owner stays the only reader of the control socket, so both may work at the same time. Terminals, input
+while a command runs, sessions and whole directories are for the owner's process.
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from sandbox.checking import checked
 from sandbox.door import Call, ask
 from sandbox.entries import Entry
 from sandbox.errors import InvalidArgument
+from sandbox.feed import OnOutput, Stream, Watchers
 from sandbox.named import Named
 from sandbox.orders import checked_env
 from sandbox.processes import ProcessKey
@@ -39,10 +40,10 @@ class Line:
         """Blocks for the answer. Raises what the owner raises, and as `door.ask`."""
         return ask(self._owner, self._request(do, words), patience_s)
 
-    def ask_and_stay(self, do: str, /, **words: object) -> Any:
+    def ask_and_stay(self, do: str, take: Callable[[Any], None], /, **words: object) -> Any:
         """The same for what the owner breaks off when whoever asks has left: so does an interrupt, which goes
-        on at once, and a second one beside it."""
-        call = Call(self._owner, self._request(do, words), _SOON_S)
+        on at once, and a second one beside it. `take` gets what it tells before its answer."""
+        call = Call(self._owner, self._request(do, words), _SOON_S, take)
         return undisturbed(call.ask, stop=call.break_off, patience_s=0)
 
     def _request(self, do: str, words: Mapping[str, object]) -> dict[str, object]:
@@ -95,19 +96,45 @@ class AttachedCommands:
         env: Mapping[str, str] | None = None,
         output_bytes: int | None = None,
         stdin: bytes | str = b"",
+        on_stdout: OnOutput | None = None,
+        on_stderr: OnOutput | None = None,
         check: bool = False,
     ) -> CommandResult:
-        """See `Commands.run`. Ends with the process that asks, if that is first: so does an interrupt."""
+        """See `Commands.run`. Ends with the process that asks, if that is first: so does an interrupt. The
+        watchers are called by whoever waits for the result, or on a thread beside it."""
         check_seconds("timeout_s", timeout_s, LONGEST_S)
         check_type("cmd", cmd, str, Sequence)
         words = cmd if isinstance(cmd, str) else list(cmd)
+        told = _Told(Watchers(on_stdout, on_stderr))
         answer = self._line.ask_and_stay(
-            "commands.run", cmd=words, timeout_s=timeout_s,
+            "commands.run", told.take, cmd=words, timeout_s=timeout_s,
             cwd=cwd, env=dict(checked_env(env or {})), output_bytes=output_bytes,
-            stdin=_encoded(utf8("stdin", stdin)),
+            stdin=_encoded(utf8("stdin", stdin)), tell_output=told.is_wanted,
         )  # fmt: skip
         result = result_of(answer)
+        told.finish(result)
         return checked(result, self._line.id) if check else result
+
+
+class _Told:
+    """What a command prints, told by the owner before its result."""
+
+    def __init__(self, watchers: Watchers) -> None:
+        self.is_wanted = watchers.any()
+        self._streams = (Stream(watchers.on_stdout), Stream(watchers.on_stderr))
+        self._has_come = False
+
+    def take(self, piece: tuple[int, str]) -> None:
+        number, data = piece
+        self._has_come = True
+        self._streams[number].give(b64decode(data))
+
+    def finish(self, result: CommandResult) -> None:
+        """An owner of an earlier version has told nothing, and what it kept is all there is."""
+        for stream, kept in zip(self._streams, (result.stdout_bytes, result.stderr_bytes), strict=True):
+            if not self._has_come:
+                stream.give(kept)
+            stream.give(None)
 
 
 class AttachedFiles:

@@ -17,7 +17,7 @@ from sandbox.answers import Asked, answer
 from sandbox.attached import AttachedSandbox, Line
 from sandbox.audit_log import entries
 from sandbox.closing import PATIENCE_S, Gate
-from sandbox.door import Door, HasLeft, Request, ask
+from sandbox.door import Door, HasLeft, Request, Tell, ask
 from sandbox.errors import (
     AuthError,
     GoneReason,
@@ -149,8 +149,8 @@ class Directory(Generic[T]):
             f"sandbox {sandbox_id} is owned by process {owner.pid}, and one process alone can hold its "
             "control socket",
             capability="connect from another process", sandbox_id=sandbox_id,
-            hint="`sandbox.sandboxes.attach` gives what that process does for others: commands to their end, "
-            "files, timeouts, kill; what streams is for that process itself",
+            hint="`sandbox.sandboxes.attach` gives what that process does for others: commands and "
+            "their output, files, timeouts, kill; sessions and terminals are for that process itself",
         )  # fmt: skip
 
     @undisturbed_call
@@ -216,7 +216,7 @@ class Directory(Generic[T]):
         request = {"do": deed, "id": sandbox_id, "state_dir": str(state), **words}
         return status_of(ask(owner, request))
 
-    def _answer(self, request: Request, has_left: HasLeft) -> Any:
+    def _answer(self, request: Request, has_left: HasLeft, tell: Tell) -> Any:
         """To another process, on a thread of its connection's."""
         state_dir = Path(str(request["state_dir"]))
         if request["do"] == "list":
@@ -224,7 +224,7 @@ class Directory(Generic[T]):
         sandbox_id = str(request["id"])
         if (member := self.find(state_dir, sandbox_id)) is None:
             raise SandboxNotFound(f"sandbox {sandbox_id} is not this process's", sandbox_id=sandbox_id)
-        return answer(member, str(request["do"]), request, has_left)
+        return answer(member, str(request["do"]), request, has_left, tell)
 
     def _own_statuses(self, state_dir: Path) -> Iterator[SandboxStatus]:
         for member in self.own(state_dir):

@@ -5,19 +5,21 @@ all others, and a thread more serves each that has come. It is an abstract Unix 
 in a file system or is left by a process that is killed. The kernel vouches for both ends: the owner answers
 root and its own user, and whoever asks makes sure that it has the process of the journal before it, not one
 that has taken its name. An owner whose name is taken goes by another, which is found among its descriptors.
-One request a connection, a line of JSON each way.
+One request a connection, a line of JSON each way; before the answer come lines of a command's output, where
+it is asked for.
 """
 
 import errno
 import json
 import os
 import secrets
+import select
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,8 @@ _TOO_LARGE = InvalidArgument(
 
 Request = Mapping[str, Any]
 HasLeft = Callable[[], bool]  # whoever asked
-Answer = Callable[[Request, HasLeft], Any]  # in values of JSON; raises SandboxError
+Tell = Callable[[object], None]  # something before the answer, in values of JSON
+Answer = Callable[[Request, HasLeft, Tell], Any]  # in values of JSON; raises SandboxError
 
 
 class Door:
@@ -105,17 +108,19 @@ class Door:
     def _talk(self, connection: socket.socket) -> None:
         """On a thread of the connection's."""
         with connection, suppress(OSError, ValueError):
-            answer = _packed(self._answered(connection))
+            caller = _Caller(connection)
+            answer = _packed(self._answered(connection, caller))
             if len(answer) > _MAX_ANSWER_BYTES:
                 answer = _packed({"error": _TOO_LARGE.record()})
-            connection.settimeout(PATIENCE_S)
+            # Whoever reads a command's output as it comes may be as slow with the last of it.
+            connection.settimeout(None if caller.was_told else PATIENCE_S)
             connection.sendall(answer)
 
-    def _answered(self, connection: socket.socket) -> dict[str, Any]:
+    def _answered(self, connection: socket.socket, caller: "_Caller") -> dict[str, Any]:
         try:
-            request = json.loads(_receive(connection, _MAX_REQUEST_BYTES))
+            request = json.loads(next(_lines(connection, _MAX_REQUEST_BYTES)))
             connection.settimeout(0)
-            return {"ok": self._answer(request, _Caller(connection).has_left)}
+            return {"ok": self._answer(request, caller.has_left, caller.tell)}
         except SandboxError as error:
             return {"error": error.record()}
         except Exception as error:  # a request that is none; the next one is another's
@@ -153,6 +158,21 @@ class _Caller:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._heard_s = time.monotonic()
+        self._sending = threading.Lock()  # for one line at a time
+        self.was_told = False
+
+    def tell(self, piece: object) -> None:
+        """A line before the answer. Blocks until it is taken, or the other end is closed."""
+        self.was_told = True
+        writable = select.poll()
+        writable.register(self._connection, select.POLLOUT)
+        with self._sending, suppress(OSError):  # `has_left` says so
+            rest = memoryview(_packed({"piece": piece}))
+            while rest:
+                with suppress(BlockingIOError):
+                    rest = rest[self._connection.send(rest) :]
+                    continue
+                writable.poll()
 
     def has_left(self) -> bool:
         """Whether the other end is closed."""
@@ -163,10 +183,13 @@ class _Caller:
             pass
         except OSError:
             return True
-        if time.monotonic() - self._heard_s >= _BEAT_S:
-            self._heard_s = time.monotonic()
-            with suppress(OSError):
-                self._connection.send(b" ")
+        if time.monotonic() - self._heard_s >= _BEAT_S and self._sending.acquire(blocking=False):
+            try:
+                self._heard_s = time.monotonic()
+                with suppress(OSError):
+                    self._connection.send(b" ")
+            finally:
+                self._sending.release()
         return False
 
 
@@ -182,14 +205,31 @@ def ask(owner: ProcessKey, request: Request, patience_s: float = PATIENCE_S) -> 
 class Call:
     """One question, which another thread may break off."""
 
-    def __init__(self, owner: ProcessKey, request: Request, patience_s: float) -> None:
+    def __init__(
+        self,
+        owner: ProcessKey,
+        request: Request,
+        patience_s: float,
+        take: Callable[[Any], None] | None = None,
+    ) -> None:
+        """`take` is given what the owner tells before its answer."""
         self._owner, self._request, self._patience_s = owner, request, patience_s
+        self._take = take
         self._lock = threading.Lock()  # guards what follows
         self._connection: socket.socket | None = None
         self._is_off = False
 
     def ask(self) -> Any:
-        """See `ask`."""
+        """See `ask`. What `take` raises breaks it off, and is raised."""
+        with closing(self._lines()) as lines:
+            while "piece" in (answer := next(lines)):
+                if self._take is not None:
+                    self._take(answer["piece"])
+        if "error" in answer:
+            raise error_of(answer["error"])
+        return answer.get("ok")
+
+    def _lines(self) -> Generator[dict[str, Any]]:
         if len(packed := _packed(self._request)) > _MAX_REQUEST_BYTES:
             most = _MAX_REQUEST_BYTES >> 20
             raise InvalidArgument(
@@ -199,16 +239,13 @@ class Call:
             with _connected(self._owner, self._patience_s) as connection, self._held(connection):
                 with suppress(BrokenPipeError):  # the answer may have come before it
                     connection.sendall(packed)
-                answer: dict[str, Any] = json.loads(_receive(connection, _MAX_ANSWER_BYTES))
+                yield from map(json.loads, _lines(connection, _MAX_ANSWER_BYTES))
         except (OSError, ValueError) as error:
             why = str(error) or type(error).__name__
             raise UnsupportedError(
                 f"process {self._owner.pid}, which owns the sandbox, does not answer: {why}",
                 hint="ask in that process, or end it: its sandboxes end with it",
             ) from error
-        if "error" in answer:
-            raise error_of(answer["error"])
-        return answer.get("ok")
 
     def break_off(self) -> None:
         """The owner sees that whoever asked has left, and no answer comes. Idempotent."""
@@ -300,12 +337,15 @@ def _packed(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
-def _receive(connection: socket.socket, most: int) -> bytes:
-    """One line. ValueError beyond `most` bytes or without an end."""
+def _lines(connection: socket.socket, most: int) -> Iterator[bytes]:
+    """Without end. ValueError for one beyond `most` bytes, or that breaks off."""
     data = bytearray()
-    while not data.endswith(b"\n"):
+    while True:
         piece = connection.recv(min(1 << 16, most + 1 - len(data)))
         data += piece
         if not piece or len(data) > most:
             raise ValueError("a message that has no end")
-    return bytes(data)
+        if b"\n" in piece:
+            *whole, rest = bytes(data).split(b"\n")
+            yield from whole
+            data = bytearray(rest)

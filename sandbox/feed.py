@@ -17,6 +17,17 @@ OnOutput = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
+class BytesWatcher:
+    """A watcher that takes what is printed byte by byte as it was, wherever a piece ends."""
+
+    take: Callable[[bytes], None]
+
+    def __call__(self, text: str) -> None:
+        """Of asyncio's, which have text alone."""
+        self.take(text.encode())
+
+
+@dataclass(frozen=True, slots=True)
 class Watchers:
     """Functions that take text as it is printed: pieces never end inside of a UTF-8 sequence."""
 
@@ -41,7 +52,7 @@ class Feed:
 
     def __init__(self, watchers: Watchers, failed: Callable[[], None]) -> None:
         self._queue: SimpleQueue[tuple[int, bytes] | Callable[[BaseException | None], None]] = SimpleQueue()
-        self._streams = (_Stream(watchers.on_stdout), _Stream(watchers.on_stderr))
+        self._streams = (Stream(watchers.on_stdout), Stream(watchers.on_stderr))
         self._failed = failed
         try:
             TimelyThread(self._run, name="dockyard-output").start()
@@ -108,13 +119,19 @@ def _nothing() -> None:
     """What is to be done once all is over."""
 
 
-class _Stream:
+class Stream:
+    """Bytes as they come, for a watcher. For one thread."""
+
     def __init__(self, watcher: OnOutput | None) -> None:
         self._watcher = watcher
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def give(self, data: bytes | None) -> None:
-        """None ends the stream."""
+        """None ends the stream. Raises what the watcher raises."""
+        if isinstance(self._watcher, BytesWatcher):
+            if data:
+                self._watcher.take(data)
+            return
         text = self._decoder.decode(data or b"", data is None)
         if text and self._watcher is not None:
             give_text(self._watcher, text)

@@ -42,13 +42,17 @@ class OutputBuffer:
         """True when bytes were dropped."""
         return self.total_bytes > self._head_limit + self._tail_limit
 
+    @property
+    def dropped_bytes(self) -> int:
+        """How many those are."""
+        return max(0, self.total_bytes - self._head_limit - self._tail_limit)
+
     def value(self) -> bytes:
         """All of it, or head, a marker that says how many bytes are missing, and tail. Nothing is to be added
         afterwards."""
         if self._value is None:
             self._trim()
-            dropped = self.total_bytes - self._head.num_bytes - len(self._tail)
-            marker = b"\n[... %d bytes dropped ...]\n" % dropped if self.truncated else b""
+            marker = b"\n[... %d bytes dropped ...]\n" % self.dropped_bytes if self.truncated else b""
             with self._head.content() as head:
                 self._value = b"".join((head, marker, self._tail))
             self._head.give_back()

@@ -39,6 +39,7 @@ class CommandResult:
     truncated: bool  # true when either stream was cut
     duration_ms: float
     denials: tuple[Denial, ...] = ()
+    dropped_bytes: int = 0  # of both streams together, which the markers stand for
 
     @property
     def stdout(self) -> str:

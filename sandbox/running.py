@@ -302,12 +302,18 @@ class RunningCommand(Named):
             self._fail(not_started(value, self._channel.name))
         elif ending == Ending.FAILED_EXEC:
             # As a shell has it: 127 for a program that is not there, 126 for one that cannot be run.
-            self._outputs[1].add(f"dockyard: cannot run the program: {os.strerror(value)}\n".encode())
+            self._tell(f"dockyard: cannot run the program: {os.strerror(value)}\n".encode())
             self._resolve(self._result(127 if value == 2 else 126, "exit"))
         else:
             if ending == Ending.MINDER_DIED and self._verdict is None:
-                self._outputs[1].add(_MINDER_DIED_TEXT)
+                self._tell(_MINDER_DIED_TEXT)
             self._resolve(self._judge(ending, value))
+
+    def _tell(self, words: bytes) -> None:
+        """In its error output, whatever that has room for: behind all that it printed itself."""
+        self._outputs[1].add(words)
+        if self._feed is not None:
+            self._feed.add(1, words)
 
     def _judge(self, ending: int, value: int) -> CommandResult:
         if self._verdict is not None:
@@ -331,6 +337,7 @@ class RunningCommand(Named):
             stdout_bytes=self._outputs[0].value(),
             stderr_bytes=self._outputs[1].value(),
             truncated=any(each.truncated for each in self._outputs),
+            dropped_bytes=sum(each.dropped_bytes for each in self._outputs),
             duration_ms=(self._clock.now_ns() - self._started_ns) / 1e6,
             denials=self._denials(),
         )

@@ -63,6 +63,40 @@ def test_commands_end_as_the_owners_do(box: AttachedSandbox):
     assert box.commands.run("sleep 60", timeout_s=0.1).reason == "timeout"
 
 
+def test_output_is_handed_over_while_the_command_runs(box: AttachedSandbox):
+    """The command waits for a file that is written when its first output has come."""
+    out, err = list[str](), list[str]()
+
+    def take(text: str) -> None:
+        out.append(text)
+        box.files.write("go", "")
+
+    script = "printf 'a\\xff'; until [ -e go ]; do sleep 0.01; done; echo b; echo bad >&2"
+    result = box.commands.run(script, on_stdout=take, on_stderr=err.append)
+    assert ("".join(out), "".join(err)) == ("a\ufffdb\n", "bad\n") == (result.stdout, result.stderr)
+
+
+def test_what_a_watcher_raises_ends_the_command(box: AttachedSandbox):
+    def refuse(text: str) -> None:
+        raise BrokenPipeError(f"no more of {text!r}")
+
+    with pytest.raises(BrokenPipeError, match="no more of 'x"):
+        box.commands.run("echo $$ > pid; echo x; exec sleep 600", timeout_s=600, on_stdout=refuse)
+    assert box.commands.run("while kill -0 $(cat pid) 2>/dev/null; do sleep 0.05; done", timeout_s=30).ok
+    with pytest.raises(InvalidArgument, match="on_stderr is of type int"):
+        box.commands.run("true", on_stderr=5)  # pyright: ignore
+
+
+def test_an_owner_that_tells_no_output_gives_what_it_kept(
+    create: Create, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As one of an earlier version."""
+    monkeypatch.setattr("sandbox.answers._tell_output", lambda tell, stream, data: None)
+    out = list[str]()
+    line = sandboxes.attach(create().id, state_dir=state_dir)
+    assert line.commands.run("echo a", on_stdout=out.append).stdout == "".join(out) == "a\n"
+
+
 def test_errors_are_the_owners(box: AttachedSandbox):
     with pytest.raises(CommandError) as failed:
         box.commands.run("exit 3", check=True)

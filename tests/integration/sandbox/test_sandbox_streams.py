@@ -38,6 +38,12 @@ def test_streams_are_told_apart_and_bad_bytes_are_replaced(box):
     assert ("".join(out), "".join(err)) == ("a\ufffd", "b\ufffd")
 
 
+def test_a_program_that_cannot_be_run_is_told_too(box):
+    err = []
+    result = box.commands.run(["/no/such"], on_stderr=err.append)
+    assert "".join(err) == result.stderr == "dockyard: cannot run the program: No such file or directory\n"
+
+
 def test_what_a_watcher_raises_ends_the_command(box):
     def refuse(text):
         raise RuntimeError(f"no more of {text!r}")

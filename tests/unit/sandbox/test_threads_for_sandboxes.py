@@ -82,7 +82,7 @@ def test_a_command_with_watchers_is_refused(shortage: pytest.MonkeyPatch):
 
 def test_a_door_is_opened_by_a_later_try(shortage: pytest.MonkeyPatch):
     def check() -> bool:
-        door, before = Door(lambda request, has_left: "hello"), count_fds()
+        door, before = Door(lambda request, has_left, tell: "hello"), count_fds()
         is_open = [door.open(), door.open()]
         is_clean = count_fds() == before
         shortage.undo()
@@ -107,7 +107,7 @@ def test_one_who_asks_is_told_and_keeps_nobodys_place(shortage: pytest.MonkeyPat
 @pytest.mark.parametrize("way", WAYS)
 def test_a_door_goes_on_when_it_has_no_thread_for_an_answer(monkeypatch: pytest.MonkeyPatch, way: Way):
     def check() -> bool:
-        door = Door(lambda request, has_left: "hello")
+        door = Door(lambda request, has_left, tell: "hello")
         assert door.open()
         with monkeypatch.context() as patches:
             run_short(patches, way)

@@ -1,0 +1,37 @@
+"""What a sandbox's command prints, passed on to this one's own stdout and stderr as it comes."""
+
+import os
+import select
+import sys
+from functools import partial
+from typing import IO, TypedDict
+
+from sandbox.feed import BytesWatcher
+
+
+class Watching(TypedDict):
+    """Two options of `commands.run`."""
+
+    on_stdout: BytesWatcher | None
+    on_stderr: BytesWatcher | None
+
+
+def passing_on(*, is_wanted: bool) -> Watching:
+    """Each byte as it was, written before the next is taken. A watcher waits for a reader that is slow, and
+    raises BrokenPipeError for one that has gone, which ends the command."""
+    out, err = (sys.stdout, sys.stderr) if is_wanted else (None, None)
+    return {"on_stdout": _watcher(out), "on_stderr": _watcher(err)}
+
+
+def _watcher(stream: IO[str] | None) -> BytesWatcher | None:
+    """None where it was closed before this process began: its number may be another file's by now."""
+    return None if stream is None else BytesWatcher(partial(_write, stream.fileno()))
+
+
+def _write(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:  # whoever shares the pipe has made it so
+            select.select((), (fd,), ())
