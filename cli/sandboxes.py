@@ -16,6 +16,7 @@ from cli.console import JsonFlag, output, print_json, show
 from cli.environment import EnvOption, given_environment
 from cli.passing import passing_on
 from cli.policies import GatewayOption, PolicyOption, PresetOption, chosen_policy
+from cli.several import do_each
 from cluster.config import load_config
 from cluster.state import StateFolder
 from protocol.errors import ResourceShortage
@@ -232,15 +233,25 @@ def set_timeout(
 def kill(
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Of `dockyard sandbox list`.")],
     as_json: JsonFlag = False,
-) -> None:
-    """End sandboxes, whoever owns them, and free all that they have. The first that cannot be ended is said.
+) -> int:
+    """End sandboxes, whoever owns them, and free all that they have. One that cannot be ended is said, and
+    the others are ended all the same; then it exits with 1.
 
     Example: dockyard sandbox kill sbx-3f9a61c04be2d17
+
+    Example: dockyard sandbox kill sbx-3f9a61c04be2d17 sbx-92c0d1e6f7a8b34
     """
-    killed = [sandboxes.kill(each, state_dir=_state_dir()) for each in ids]
-    show(
-        {"killed": [each.record() for each in killed]}, as_json, lambda: "\n".join(f"killed {i}" for i in ids)
-    )
+
+    def end(id: str) -> SandboxStatus:
+        ended = sandboxes.kill(id, state_dir=_state_dir())
+        if not as_json:
+            output.print(f"killed {id}", markup=False)
+        return ended
+
+    done = do_each(ids, end)
+    if as_json:
+        print_json({"killed": [each.record() for each in done.results], "failed": done.failed})
+    return done.exit_code
 
 
 def _line(status: SandboxStatus) -> str:
@@ -271,23 +282,35 @@ def list_snapshots(
         list[str] | None, typer.Option(help="Delete the one of this name; can be repeated.")
     ] = None,
     as_json: JsonFlag = False,
-) -> None:
-    """List what sandboxes have written and somebody has kept; or delete some of it.
+) -> int:
+    """List what sandboxes have written and somebody has kept; or delete some of it, and list the rest. One
+    that is not there is said; then it exits with 1 (with 2 where it was the only one).
 
     Example: dockyard sandbox snapshots --delete ready
     """
     store = Snapshots(_state_dir())
-    for name in delete or ():
+
+    def remove(name: str) -> str:
         if not store.delete(name):
             store.get(name)  # which says what there is
+        if not as_json:
+            output.print(f"deleted {name}", markup=False)
+        return name
+
+    done = do_each(delete or (), remove)
     kept = store.list()
-    value = {"snapshots": [{**asdict(each), "state_dir": str(each.state_dir)} for each in kept]}
+    value = {
+        "snapshots": [{**asdict(each), "state_dir": str(each.state_dir)} for each in kept],
+        "deleted": done.results,
+        "failed": done.failed,
+    }
     lines = [
         f"{each.name}  {each.content_bytes / MIB:.1f} MiB in {each.entries} files, {each.substrate}, "
         f"of {each.sandbox_id}"
         for each in kept
     ]
     show(value, as_json, lambda: "\n".join(lines) or "no snapshot")
+    return done.exit_code
 
 
 @app.command("log")

@@ -77,6 +77,40 @@ def test_a_sandbox_is_listed_used_given_time_and_ended(
     assert (code, said["error"]["code"], said["error"]["reason"]) == (1, "gone", "killed")
 
 
+def test_one_that_is_not_there_keeps_no_other_from_being_ended(
+    owner: "tuple[str, subprocess.Popen[str]]", tmp_path: Path
+):
+    sandbox_id, missing = owner[0], "sbx-000000000000000"
+    code, said, err = dockyard(tmp_path, "kill", missing, sandbox_id, "nonsense", sandbox_id)
+    assert (code, [each["id"] for each in said["killed"]]) == (1, [sandbox_id])
+    assert [(each["name"], each["code"]) for each in said["failed"]] == [
+        (missing, "not_found"),
+        ("nonsense", "invalid_argument"),
+    ]
+    assert f"there is no sandbox {missing}" in err
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", "sandbox", "kill", sandbox_id, missing], capture_output=True,
+        text=True, env={**os.environ, "DOCKYARD_HOME": str(tmp_path)}, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == ["SandboxGone", "SandboxNotFound"]
+
+
+def test_those_that_were_ended_are_printed(owner: "tuple[str, subprocess.Popen[str]]", tmp_path: Path):
+    words = [sys.executable, "-m", "cli.main", "sandbox", "kill", owner[0], "nonsense"]
+    env = {**os.environ, "DOCKYARD_HOME": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (1, f"killed {owner[0]}\n")
+
+
+def test_snapshots_that_are_not_there_are_all_said(tmp_path: Path):
+    code, said, err = dockyard(tmp_path, "snapshots", "--delete", "one", "--delete", "two")
+    assert (code, said["deleted"], [each["name"] for each in said["failed"]]) == (1, [], ["one", "two"])
+    assert "snapshot='one' is not there" in err
+    code, said, _ = dockyard(tmp_path, "snapshots", "--delete", "one")
+    assert (code, said["error"]["code"]) == (2, "invalid_argument")
+
+
 def test_errors_are_those_of_the_library(tmp_path: Path):
     code, said, err = dockyard(tmp_path, "info", "sbx-000000000000000")
     error = said["error"]
