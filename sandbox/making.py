@@ -179,13 +179,20 @@ def _make(order: Order, content: Content | None) -> Made:
         refusals = RefusalLog(log)
         if ownership.connection is not None:
             ownership.connection.refusals.watcher = refusals
-        tell_once((*info.shortfalls, *(f"{each} is unverified" for each in info.unverified)))
+        tell_once(_worth_a_warning(order, info))
         return Made(order, info, prepared, ownership, launched, first_id, within, log, refusals)
     except BaseException:
         if launched is not None:
             launched.control.close()  # upon which init ends, and the launcher with it
         ownership.release(launched.launcher if launched is not None else None)
         raise
+
+
+def _worth_a_warning(order: Order, info: SandboxInfo) -> tuple[str, ...]:
+    """A layer in memory is a choice, which `info` says, but where another was wanted and is not there."""
+    chosen = LAYER_IN_MEMORY if order.limits.layer == "auto" else None
+    lacking = tuple(each for each in info.shortfalls if each != chosen)
+    return (*lacking, *(f"{each} is unverified" for each in info.unverified))
 
 
 def _about(info: SandboxInfo) -> dict[str, object]:

@@ -10,6 +10,7 @@ import pytest
 
 from sandbox import Policy, Sandbox, shortfalls
 from sandbox.audit_log import entries
+from sandbox.limits import LAYER_IN_MEMORY
 
 LACKING = "apparmor"
 
@@ -28,7 +29,19 @@ def test_each_shortfall_is_said_once_in_a_process(
     assert LACKING in first.info.shortfalls
     assert first.info.shortfalls == second.info.shortfalls
     (said,) = caplog.records
-    assert all(each in said.getMessage() for each in first.info.shortfalls)
+    lacking = set(first.info.shortfalls) - {LAYER_IN_MEMORY}
+    assert all(each in said.getMessage() for each in lacking)
+
+
+def test_a_layer_in_memory_is_told_where_the_host_has_no_other(
+    create, untold: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Else it is the default, which `info` says."""
+    assert LAYER_IN_MEMORY in create().info.shortfalls
+    assert LAYER_IN_MEMORY not in caplog.text
+    monkeypatch.setattr("sandbox.making.choose", lambda wish, state: "memory")  # as on a host without
+    create(layer="disk-first")
+    assert LAYER_IN_MEMORY in caplog.text
 
 
 def test_what_the_caller_switched_off_is_no_shortfall(create, state_dir: Path):
