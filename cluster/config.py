@@ -4,7 +4,8 @@ The only module that reads the environment: DOCKYARD_HOME names the state folder
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -101,7 +102,7 @@ def load_config(path: Path | None = None, **overrides: Any) -> DockyardConfig:
     try:
         return DockyardConfig.model_validate(values)
     except ValidationError as error:
-        raise InvalidInput(_first(error, path), hint="see: dockyard serve --help") from error
+        raise _refused(error, path) from error
 
 
 def child_environment(**additions: str) -> dict[str, str]:
@@ -146,7 +147,41 @@ def _read(path: Path) -> dict[str, Any]:
     return cast(dict[str, Any], values or {})
 
 
-def _first(error: ValidationError, path: Path | None) -> str:
+def _refused(error: ValidationError, path: Path | None) -> InvalidInput:
+    """The first thing that is wrong."""
     detail = error.errors()[0]
-    field = ".".join(str(part) for part in detail["loc"])
-    return f"config {path or 'flags'}: {field} is {detail['input']!r}: {detail['msg']}"
+    words = [str(part) for part in detail["loc"]]
+    field, where = ".".join(words), f"config {path or 'flags'}"
+    if detail["type"] == "extra_forbidden":
+        return InvalidInput(f"{where}: there is no field {field}", hint=_known(words))
+    fields = "docs/serving.md and cluster/config.py have the fields"
+    return InvalidInput(
+        f"{where}: {field} is {detail['input']!r}: {detail['msg']}",
+        hint=fields if path else "see: dockyard serve --help",
+    )
+
+
+def _known(words: Sequence[str]) -> str:
+    """The field that may have been meant, and those that there are beside it."""
+    *parents, name = words
+    section: type[BaseModel] = DockyardConfig
+    for parent in parents:
+        section = _section_of(section, parent) or section
+    beside = ".".join([*parents, ""])
+    near = [f"{beside}{each}" for each in get_close_matches(name, section.model_fields, 1)]
+    near += [each for each in _paths(DockyardConfig) if each.rpartition(".")[2] == name]
+    meant = f"do you mean {near[0]}? " if near else ""
+    return f"{meant}{'.'.join(parents) or 'the tree'} has: {', '.join(section.model_fields)}"
+
+
+def _paths(section: type[BaseModel]) -> Iterator[str]:
+    """Of all fields below it."""
+    for name in section.model_fields:
+        yield name
+        if (below := _section_of(section, name)) is not None:
+            yield from (f"{name}.{each}" for each in _paths(below))
+
+
+def _section_of(section: type[BaseModel], name: str) -> type[BaseModel] | None:
+    kind = section.model_fields[name].annotation if name in section.model_fields else None
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

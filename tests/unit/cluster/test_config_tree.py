@@ -48,11 +48,21 @@ def test_a_section_without_values_has_the_defaults(tmp_path: Path, content: str)
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("workers: {threads: -1}", "workers.threads is -1"),
+        ("workers: {threads: -1}", "workers.threads is -1.*docs/serving.md"),
         ("workers: {disaggregated: maybe}", "workers.disaggregated is 'maybe'"),
         ("gateway: {port: 65536}", "gateway.port is 65536"),
         ("sandbox: {substrate: moon}", "sandbox.substrate is 'moon'"),
-        ("nonsense: 1", "nonsense is 1"),
+        ("nonsense: 1", r"there is no field nonsense \(the tree has: model, state_dir, gateway, "),
+        (
+            "workers: {dissagregated: false}",
+            r"no field workers\.dissagregated \(do you mean workers\.disaggregated\? workers has: .*threads",
+        ),
+        ("disaggregated: false", r"no field disaggregated \(do you mean workers\.disaggregated\? the tree"),
+        (
+            "workers: {tiers: {host_byte: 1}}",
+            r"do you mean workers\.tiers\.host_bytes\? workers\.tiers has: ",
+        ),
+        ("workers: {port: 1}", r"no field workers\.port \(do you mean gateway\.port\? "),
         ("gateway: {prot: 1}", "gateway.prot"),
         ("gateway: 5", "gateway is 5"),
         ("gateway: [1]", r"gateway is \[1\]"),
