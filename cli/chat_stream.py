@@ -9,6 +9,7 @@ import msgspec
 from protocol.errors import DockyardError
 from teams.model_reply import connect_failure, failure_text
 
+_NOT_FOUND, _SERVER_ERROR = 404, 500
 _SILENCE_S = 600.0  # between two pieces of a reply: a long prompt on a busy machine
 
 
@@ -65,7 +66,7 @@ class ChatStream:
                 "POST", self._url, content=body, headers={"content-type": "application/json"}
             ) as response:
                 if response.status_code != 200:
-                    raise _failed(failure_text(response.status_code, response.read()))
+                    raise _refused(response.status_code, response.read())
                 yield from _pieces(response.iter_lines())
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _failed(connect_failure(error, self._url)) from error
@@ -90,6 +91,13 @@ def _pieces(lines: Iterator[str]) -> Iterator[Piece]:
             if delta.content:
                 yield Piece(delta.content)
     raise _failed("the reply ended before its end")
+
+
+def _refused(status: int, body: bytes) -> ChatFailed:
+    """What runs matters where the model is not there or the server fails; else the request is what to mend,
+    and the reply says how."""
+    text = failure_text(status, body)
+    return _failed(text) if status == _NOT_FOUND or status >= _SERVER_ERROR else ChatFailed(text)
 
 
 def _failed(message: str) -> ChatFailed:

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from cli.chat import _reply
-from cli.chat_stream import ChatFailed, ChatStream, Piece, _pieces
+from cli.chat_stream import ChatFailed, ChatStream, Piece, _pieces, _refused
 
 CHUNK = 'data: {"choices":[{"index":0,"delta":{"content":"%s"}}]}'
 
@@ -56,3 +56,12 @@ def test_a_reply_of_thoughts_alone_says_what_to_do(capsys: pytest.CaptureFixture
 def test_nobody_there_is_told_with_the_address() -> None:
     with ChatStream("http://127.0.0.1:9", {}) as stream, pytest.raises(ChatFailed, match="refused: http"):
         next(stream.reply([]))
+
+
+@pytest.mark.parametrize(
+    ("status", "points_to_status"), [(400, False), (429, False), (404, True), (503, True)]
+)
+def test_what_runs_is_pointed_to_where_that_is_the_matter(status: int, points_to_status: bool) -> None:
+    refused = _refused(status, b'{"error": {"message": "reasoning_effort is 500, expected 1 to 100"}}')
+    assert refused.message == f"HTTP {status}: reasoning_effort is 500, expected 1 to 100"
+    assert ("dockyard status" in refused.hint) is points_to_status
