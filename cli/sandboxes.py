@@ -196,6 +196,7 @@ def list_sandboxes(
         "leftovers": [asdict(left) for left in audit.leftovers],
     }
     lines = [*map(_line, found), *(f"left behind: {left.kind} {left.name}" for left in audit.leftovers)]
+    lines += ["remove what is left behind with: dockyard sandbox sweep"] if audit.leftovers else []
     show(value, as_json, lambda: "\n".join(lines) or "no sandbox")
 
 

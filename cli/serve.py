@@ -122,12 +122,16 @@ def status(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
     Example: dockyard status --json
     """
     from cluster.health import machine_summary  # these two bring networkx and httpx
-    from cluster.status import live_status
+    from cluster.status import live_status, lost_status
 
     settings = load_config(config)
     state = StateFolder(settings.state_dir)
     deployments = [live_status(record) for record in state.records() if is_alive(record)]
-    value: dict[str, Any] = {"machine": machine_summary(), "deployments": deployments}
+    value: dict[str, Any] = {
+        "machine": machine_summary(),
+        "deployments": deployments,
+        "lost": lost_status(state),
+    }
     show(value, as_json, lambda: _status_text(value))
 
 
@@ -170,7 +174,13 @@ def _announce(url: str, deployment: "Deployment", as_json: bool) -> None:
 
 def _status_text(value: dict[str, Any]) -> str:
     lines = list(value["machine"]["lines"])
-    if not value["deployments"]:
+    for lost in value["lost"]:
+        lines.append(
+            f"the server of {lost['model']} (id {lost['id']}, pid {lost['pid']}) was killed; "
+            "end what it has left with: dockyard down"
+        )
+        lines += [f"  {left}" for left in lost["remains"]]
+    if not value["deployments"] and not value["lost"]:
         lines.append("no deployment is running; start one with: dockyard up")
     for deployment in value["deployments"]:
         lines.append(

@@ -141,6 +141,11 @@ def end_marked(deployment_id: str, scratch: str) -> list[str]:
     return ended
 
 
+def lost_deployments(state: StateFolder) -> list[DeploymentRecord]:
+    """Those whose server was killed: it has not ended what it had started, and `end_deployment` does."""
+    return [record for record in state.records() if not is_alive(record)]
+
+
 def remains(state: StateFolder, record: DeploymentRecord) -> list[str]:
     """What is still there of a deployment that has ended: a line for each thing, none if all is well."""
     left = [f"process {p.pid} ({_name(p)})" for p in marked_processes(record.id, record.scratch)]

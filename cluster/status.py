@@ -8,7 +8,7 @@ import httpx
 import psutil
 
 from cluster.config import DockyardConfig
-from cluster.state import DeploymentRecord, StateFolder, is_alive
+from cluster.state import DeploymentRecord, StateFolder, is_alive, lost_deployments, remains
 from protocol.errors import InvalidInput
 
 
@@ -24,6 +24,19 @@ def live_status(record: DeploymentRecord) -> dict[str, Any]:
         return {**known, **httpx.get(f"{record.url}/dockyard/status", timeout=10.0).json()}
     except (httpx.HTTPError, ValueError) as error:
         return {**known, "ready": False, "error": f"{type(error).__name__}: {error}"}
+
+
+def lost_status(state: StateFolder) -> list[dict[str, Any]]:
+    """Deployments whose server was killed, and what each has left: a line for each thing."""
+    return [
+        {
+            "id": record.id,
+            "model": record.model,
+            "pid": record.pid,
+            "remains": [line for line in remains(state, record) if line != f"record {record.id}"],
+        }
+        for record in lost_deployments(state)
+    ]
 
 
 def running_url(config: DockyardConfig) -> str | None:
@@ -57,13 +70,16 @@ def required_url(config: DockyardConfig, url: str | None) -> str:
 
 def _nothing_serves(config: DockyardConfig) -> InvalidInput:
     """Why no deployment answers for the model, and what to do."""
-    alive = [record for record in StateFolder(config.state_dir).records() if is_alive(record)]
+    state = StateFolder(config.state_dir)
+    alive = [record for record in state.records() if is_alive(record)]
     if any(record.model == config.model and not record.ready for record in alive):
         return InvalidInput(
             f"the deployment of {config.model} is still loading its model", hint="try again in a moment"
         )
     served = ", ".join(sorted({record.model for record in alive if record.ready}))
     start = f"start one with: dockyard up {config.model}, or give --url"
+    if any(record.model == config.model for record in lost_deployments(state)):
+        start = f"its server was killed: end what that has left with: dockyard down, and {start}"
     return InvalidInput(
         f"no deployment of {config.model} is running" + (f", only of {served}" if served else ""),
         hint=f"ask for that with --model, {start}" if served else start,
