@@ -8,7 +8,11 @@ import typer
 from protocol.errors import InvalidInput
 from sandbox.helper_start import Bounds, run_helper, unit
 
-app = typer.Typer(help="What root sets up on a machine for its ordinary users.", no_args_is_help=True)
+app = typer.Typer(
+    help="What root sets up on a machine for its ordinary users.",
+    no_args_is_help=True,
+    epilog="Example: `dockyard node helper --user alice`",
+)
 
 
 @app.callback()
@@ -34,8 +38,8 @@ def helper(
     """Run the helper that gives one user's sandboxes cgroups, ids and networks of their own. Needs root.
 
     Without it that user's sandboxes have no limits on memory and processor, one user id and no network. It is
-    a few hundred lines that import nothing else (sandbox/privileged). Runs until SIGTERM or Ctrl-C; then, and
-    when the user's process ends, all that it has made is removed.
+    a few hundred lines that import nothing else (sandbox/privileged). Says on stderr where it listens, and
+    runs until SIGTERM or Ctrl-C; then, and when the user's process ends, all that it has made is removed.
 
     Where the user has limits by other cgroups, give some here too: what the helper hands to him is not below
     these. With any, he has one state directory at a time.

@@ -49,9 +49,11 @@ def main(user: str, *words: str) -> None:
         listener.listen()
         draft.rename(at)  # where it is found only now, in the place of one that was killed
         try:
+            say(f"listens at {at}, serving uid {uid} (Ctrl-C ends it and all it has made)")
             Node(listener, uid, str(OBJECT), Ranges(uid, PLACE / "ids"), bounds).serve()
         finally:
             at.unlink()
+            say("ended")
 
 
 def check() -> None:
@@ -83,9 +85,15 @@ def lock(uid: int) -> None:
         end(f"a helper for uid {uid} runs already; end it first")
 
 
+def say(words: str) -> None:
+    """To whoever started it, who may read no more."""
+    with suppress(OSError, AttributeError):
+        sys.stderr.write(f"dockyard node helper: {words}\n")
+
+
 def end(words: str) -> NoReturn:
     """Not to be tried again, for the unit."""
-    sys.stderr.write(f"dockyard node helper: {words}\n")
+    say(words)
     sys.exit(2)
 
 
