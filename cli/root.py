@@ -69,7 +69,8 @@ def invoke(arguments: list[str], ending: Ending | None) -> int:
     except _UsageError as error:
         error.show()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         if as_json:
-            print_json_error("UsageError", _message(error), "add --help to see what there is")
+            said = str(error.format_message())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+            print_json_error("UsageError", said, "add --help to see what there is")
         return 2
     except OSError as error:
         refused = _refusal(error)
@@ -142,8 +143,3 @@ def _refusal(error: OSError) -> SystemFailed:
     if error.filename is None:
         return SystemFailed(f"{type(error).__name__}: {said}")
     return SystemFailed(f"{error.filename}: {said}", hint="is the path right, and may you use it?")
-
-
-def _message(error: Exception) -> str:
-    """click's sentence without its frame."""
-    return str(getattr(error, "message", "")) or str(error) or type(error).__name__

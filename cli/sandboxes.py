@@ -5,12 +5,15 @@ import json
 import sys
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import psutil
 import typer
+from typer.core import TyperCommand
 
 from cli.console import JsonFlag, output, print_json, show
 from cli.environment import EnvOption, given_environment
@@ -25,7 +28,7 @@ from sandbox.audit import check_integrity, sweep
 from sandbox.audit_log import entries
 from sandbox.errors import InvalidArgument
 from sandbox.layers import LayerWish
-from sandbox.limits import MIB
+from sandbox.limits import MIB, check_lifetime
 
 SandboxId = Annotated[str, typer.Argument(metavar="ID", help="Of `dockyard sandbox list`.")]
 StdinFlag = Annotated[
@@ -210,7 +213,19 @@ def print_info(id: SandboxId, as_json: JsonFlag = False) -> None:
     show(found.record(), as_json, lambda: _line(found))
 
 
-@app.command("set-timeout")
+class _Seconds(TyperCommand):
+    """Says the range of a number below zero, which the parser takes for an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ours = args[: args.index("--")] if "--" in args else args
+        for before, word in pairwise(["", *ours]):
+            if word.startswith("-") and before != "--idle":
+                with suppress(ValueError):
+                    check_lifetime(float(word), None)
+        return super().parse_args(ctx, args)
+
+
+@app.command("set-timeout", cls=_Seconds)
 def set_timeout(
     id: SandboxId,
     lifetime_s: Annotated[

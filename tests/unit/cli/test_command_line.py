@@ -124,6 +124,30 @@ def test_machines_get_every_error_as_one_object(
     assert said["hint"]
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["sandbox", "run", "--timeout", "0", "--json", "--", "true"], "--timeout"),
+        (["chat", "--max-tokens", "none", "--json"], "--max-tokens"),
+        (["sandbox", "exec", "--json"], "'ID'"),
+        (["sandbox", "log", "--last", "--json"], "--last"),
+    ],
+)
+def test_machines_are_told_which_option_it_is(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    assert named in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+@pytest.mark.parametrize("seconds", [["-5"], ["-0.5", "--idle", "3"], ["--", "-5"], ["-inf"]])
+def test_a_time_below_zero_is_told_its_range(seconds: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sandbox", "set-timeout", "sbx-000000000000000", *seconds]) in (1, 2)
+    told = said(capsys)
+    assert "is out of range (use 0.001 to 2,592,000)" in told or "SandboxNotFound" in told
+    assert ("SandboxNotFound" in told) == ("--" in seconds)  # which is looked for first
+
+
 def test_machines_get_what_the_system_refuses_as_one_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
