@@ -62,14 +62,21 @@ def serve(
         die_with_parent(with_parent)
     settings = resolve(config, model, port, host, monolithic, kv_events_config)
     model_path(settings.model)  # one that is not there is said before anything else
+    did = "stopped while it loaded, before it served anything"
+
+    def announce(url: str, deployment: "Deployment") -> None:
+        nonlocal did
+        did = "drained"
+        _announce(url, deployment, as_json)
+
     try:
         with signals_held():
             step(f"loading {settings.model}: Ray, the workers, the gateway")
             from cluster import server  # brings torch, Ray and the gateway, which no other command needs
 
-            server.serve(settings, lambda url, deployment: _announce(url, deployment, as_json), step)
+            server.serve(settings, announce, step)
     except Stopped as stopped:
-        step("drained; everything it started has ended")
+        step(f"{did}; everything it started has ended")
         if stopped.number != signal.SIGTERM:
             raise
 

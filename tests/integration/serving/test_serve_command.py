@@ -222,6 +222,7 @@ def test_sigterm_lets_a_running_stream_end_and_leaves_nothing(server: Server) ->
     assert rest[-1].usage.completion_tokens > 1
     assert any(chunk.choices and chunk.choices[0].finish_reason for chunk in rest)
     assert server.process.wait(START_S) == 0
+    assert (server.home / "serve.log").read_text().endswith("· drained; everything it started has ended\n")
     assert server.left_behind() == []
 
 
@@ -242,7 +243,12 @@ def test_sigterm_while_it_starts_leaves_nothing(
         record = next(iter(StateFolder(tmp_path).records()), record)
         starting.terminate()
         code = starting.wait(START_S)
-    assert code == 0, (tmp_path / "log").read_text()
+    log_text = (tmp_path / "log").read_text()
+    assert code == 0, log_text
+    assert "drained" not in log_text
+    assert log_text.endswith(
+        "· stopped while it loaded, before it served anything; everything it started has ended\n"
+    )
     assert record is None or left_behind(tmp_path, record) == []
     assert StateFolder(tmp_path).records() == []
 
