@@ -4,18 +4,22 @@ import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
-from ipaddress import ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
 from sandbox.policy.base import Document
+from sandbox.privileged.denials import NOWHERE, POOL_4, POOL_6
 
 Protocol = Literal["tcp", "udp"]
 MAX_RULES = 256  # of a kind, in one document
 ANY_NAME = "*"
 _SERVICES_FILE = Path(__file__).with_name("services.toml")
+_NOWHERE = (*map(ip_network, NOWHERE), POOL_4, POOL_6)
+_MAPPED, _NAT64 = IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96")
+WAY_TO_OWN_SERVER = "for a server of this machine: `dockyard serve --host ADDRESS`, with one of its addresses"
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 
 
@@ -51,7 +55,29 @@ def _checked_domain(value: str) -> str:
 
 
 def _checked_net(value: str) -> str:
+    if (why := dead_end(value)) is not None:
+        raise ValueError(f"{why}; {WAY_TO_OWN_SERVER}")
     return str(ip_network(value))
+
+
+def dead_end(to: str) -> str | None:
+    """Why no policy leads to any address of this network, None where one may. ValueError for no network."""
+    net = _plain(ip_network(to))
+    if not any(net.version == each.version and net.subnet_of(each) for each in _NOWHERE):  # pyright: ignore[reportArgumentType]
+        return None
+    if net.is_loopback or net.network_address.is_unspecified:
+        return "a sandbox's loopback is its own, and leads to nobody else"
+    return (
+        "no policy leads there: link-local and metadata addresses, multicast, other sandboxes and reserved "
+        "ranges are denied to all"
+    )
+
+
+def _plain(net: IPv4Network | IPv6Network) -> IPv4Network | IPv6Network:
+    """Of a mapped or NAT64 form the version 4 network that it is."""
+    if isinstance(net, IPv6Network) and any(net.subnet_of(each) for each in (_MAPPED, _NAT64)):
+        return IPv4Network((int(net.network_address) & 0xFFFFFFFF, net.prefixlen - 96))
+    return net
 
 
 Net = Annotated[str, AfterValidator(_checked_net)]
@@ -70,7 +96,8 @@ class _Rule(Document):
 
 
 class Destination(_Rule):
-    """Addresses. One that lies in a private range must be written as such: wider rules leave those out."""
+    """Addresses. One that lies in a private range must be written as such, and one of this machine's own by
+    itself: wider rules leave those out. InvalidArgument where no policy leads."""
 
     # "203.0.113.7", "198.51.100.0/24", "2001:db8::/32"; kept with its length: "203.0.113.7/32"
     to: Net

@@ -6,7 +6,16 @@ from typing import Literal, get_args
 
 from sandbox.errors import InvalidArgument
 from sandbox.policy.document import Policy
-from sandbox.policy.network import ANY_NAME, Destination, Names, Network, Protocol, known_services
+from sandbox.policy.network import (
+    ANY_NAME,
+    WAY_TO_OWN_SERVER,
+    Destination,
+    Names,
+    Network,
+    Protocol,
+    dead_end,
+    known_services,
+)
 
 PresetName = Literal["offline", "package-index-only", "agent", "grader", "open"]
 
@@ -23,14 +32,23 @@ def package_index_only() -> Policy:
 
 def agent(gateway: str) -> Policy:
     """The gateway and nothing else. `gateway` is ADDRESS:PORT, as the sandbox reaches it ([ADDRESS]:PORT for
-    version 6); it may be private."""
+    version 6); it may be private, and be this machine's, but no loopback: a sandbox's is its own."""
     address, _, port = gateway.rpartition(":")
     try:
         to = ip_address(address.removeprefix("[").removesuffix("]"))
+        if (why := dead_end(str(to))) is not None:
+            raise InvalidArgument(f"gateway={gateway!r}: {why}", hint=WAY_TO_OWN_SERVER)
+    except ValueError as error:
+        raise _no_gateway(gateway) from error
+    try:
         return Policy(network=Network(destinations=(Destination(to=str(to), ports=(port,)),)))
-    except (ValueError, InvalidArgument) as error:
-        hint = "write ADDRESS:PORT, such as 10.0.0.5:8000"
-        raise InvalidArgument(f"gateway={gateway!r} is no address with a port", hint=hint) from error
+    except InvalidArgument as error:
+        raise _no_gateway(gateway) from error
+
+
+def _no_gateway(gateway: str) -> InvalidArgument:
+    hint = "write ADDRESS:PORT, such as 10.0.0.5:8000"
+    return InvalidArgument(f"gateway={gateway!r} is no address with a port", hint=hint)
 
 
 def grader() -> Policy:
@@ -40,7 +58,8 @@ def grader() -> Policy:
 
 
 def open_internet() -> Policy:
-    """Every public address and name. Private ranges, metadata addresses and the control plane stay shut."""
+    """Every public address and name that is not this machine's. Private ranges, its own addresses, metadata
+    and the control plane stay shut."""
     protocols: tuple[Protocol, ...] = get_args(Protocol)
     everywhere = tuple(
         Destination(to=net, ports=("1-65535",), protocol=protocol)

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from sandbox import Policy
 from sandbox.errors import InvalidArgument
 from sandbox.policy import Destination, Names, Network, presets
+from sandbox.policy.document import read_policy
 from sandbox.policy.network import known_services
 
 
@@ -85,6 +86,32 @@ def test_presets_say_what_they_lack():
     ):
         with pytest.raises(InvalidArgument, match=r"gateway|preset='closed'"):
             presets.preset(name, gateway=gateway)
+
+
+DEAD_ENDS = (
+    *("127.0.0.1", "127.0.0.0/8", "0.0.0.0", "169.254.169.254", "100.100.100.200", "224.0.0.1", "198.18.0.9"),
+    *("::1", "::", "fe80::1", "ff02::1", "fd6b:79d0:5bc1::9", "::ffff:127.0.0.1", "64:ff9b::7f00:1"),
+)
+
+
+@pytest.mark.parametrize("to", DEAD_ENDS)
+def test_where_no_policy_leads_is_refused_where_it_is_written(to: str):
+    with pytest.raises(InvalidArgument, match=f"^to='{to}': .*dockyard serve --host ADDRESS"):
+        Destination(to=to, ports=(8000,))
+    with pytest.raises(InvalidArgument, match=r"network\.destinations\.0\.to="):
+        read_policy(f'{{"network": {{"destinations": [{{"to": "{to}", "ports": [80]}}]}}}}')
+    if "/" not in to:
+        gateway = f"[{to}]:8000" if ":" in to else f"{to}:8000"
+        with pytest.raises(InvalidArgument, match=r"^gateway=.*(loopback is its own|no policy)") as caught:
+            presets.agent(gateway)
+        assert "dockyard serve --host ADDRESS" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "to", ["0.0.0.0/0", "::/0", "169.254.0.0/15", "126.0.0.0/7", "::ffff:0:0/96", "10.0.0.5"]
+)
+def test_wider_rules_and_private_ranges_are_not(to: str):
+    assert Destination(to=to, ports=(8000,)).ports == (8000,)
 
 
 def test_a_policy_survives_json():
