@@ -24,6 +24,7 @@ from bench.attack_cases.world import (
     NAMESERVER,
     NAT64_OTHER,
     OTHER,
+    OWN,
     PRIVATE,
     missing,
     missing_own,
@@ -107,7 +108,8 @@ def _sandbox_to_sandbox(arena: Arena, *, from_world: bool) -> Seen:
 
 
 def _connect(host: str, port: int) -> str:
-    with socket.create_connection((host, port), 5):
+    """From an address to which the policy lets answers go."""
+    with socket.create_connection((host, port), 5, source_address=(HOST, 0)):
         return "talked to it"
 
 
@@ -189,8 +191,10 @@ CASES: tuple[Case, ...] = (
     _case(82, "private", "a private address, under a policy that opens everything",
           _probe("reach", PRIVATE, "80", box=_ANYWHERE), _allowed(PRIVATE, 80)),
     _case(82, "control-plane", "the control plane's ports, under a policy that names them",
-          _probe("reach", HOST, "6379", box=_box({"to": HOST, "ports": [6379]})), _from_world(HOST, 6379),
-          mechanism=_WHATEVER),
+          _probe("reach", OWN, "6379", box=_box({"to": OWN, "ports": ["6379-6380"]})),
+          _from_world(OWN, 6379), mechanism=_WHATEVER),
+    _case(82, "own-address", "an address of the machine's own, under a policy that opens everything",
+          _probe("reach", OWN, "80", box=_ANYWHERE), _allowed(OWN, 80)),
     Case(82, "egress-other-sandbox", "another sandbox, under a policy that opens everything",
          lambda arena: _sandbox_to_sandbox(arena, from_world=False), _REFUSED, _WHATEVER,
          Shown(lambda arena: _sandbox_to_sandbox(arena, from_world=True), "from the world itself"),

@@ -20,6 +20,7 @@ from sandbox.helper import shared_helper
 
 # Addresses for documentation and the like: nobody's.
 HOST, OTHER, HOST_6, PRIVATE = "198.51.100.7", "198.51.100.8", "2001:db8::7", "10.11.12.13"
+OWN = "198.51.100.6"  # the world's own; to the others it answers as if they were behind it
 METADATA, NAT64_OTHER = "169.254.169.254", "64:ff9b::198.51.100.8"
 NAMESERVER = ("198.51.100.53", 53)
 NAMES = {
@@ -63,9 +64,8 @@ def served(asked: Path) -> Generator[int]:
     with ExitStack() as stack:
         namespace = namespaces.new_namespace()
         stack.callback(os.close, namespace)
-        own = [f"address add {each}/32 dev lo" for each in _VERSION_4]
-        own += [f"address add {each}/128 dev lo nodad" for each in _VERSION_6]
-        namespaces.configure(namespace, ["link set lo up", *own])
+        others = [f"route add local {each} dev lo" for each in (*_VERSION_4, *_VERSION_6)]
+        namespaces.configure(namespace, ["link set lo up", f"address add {OWN}/32 dev lo", *others])
         namespaces.run_in(namespace, _forward)
         stack.callback(_end, namespaces.run_in(namespace, lambda: _serve(asked)))
         yield namespace
@@ -137,7 +137,8 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def _forward() -> None:
-    for setting in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+    """And answers from addresses that are not its own."""
+    for setting in ("ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv6/ip_nonlocal_bind"):
         Path("/proc/sys/net", setting).write_text("1")
     for which in ("all", "default"):  # it believes where packets come from: that is the fence's to hold
         Path("/proc/sys/net/ipv4/conf", which, "rp_filter").write_text("0")

@@ -3,7 +3,7 @@ refused."""
 
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from protocol.clock import Clock
@@ -13,9 +13,12 @@ from sandbox.egress.messages import Address
 from sandbox.egress.namespaces import run_in
 from sandbox.egress.resolver import LISTEN_AT, Resolver
 from sandbox.egress.rules import (
+    Own,
     Ports,
     Prefix,
     Rule,
+    Table,
+    check_own_ports,
     compile_table,
     entry_at,
     name_ports,
@@ -42,21 +45,34 @@ class Services(Protocol):
     @property
     def fence(self) -> Fence: ...
 
+    @property
+    def own(self) -> Own:
+        """The uplink's addresses, as far as they are known by now."""
+        ...
+
+    @property
+    def control_ports(self) -> Sequence[tuple[int, int]]:
+        """Of these addresses, which no policy opens."""
+        ...
+
 
 class Connection:
     """Thread-safe. A Client of the resolver. Owned by its sandbox, which closes it."""
 
     def __init__(self, services: Services, name: str, sandbox: int, link: Link, network: Network) -> None:
-        """The sandbox's cgroup is guarded already. OSError when the maps are full; nothing is open then."""
+        """The sandbox's cgroup is guarded already. OSError when the maps are full; InvalidArgument for rules
+        of which one can lead nowhere. Nothing is open then."""
+        check_own_ports(network, services.own, services.control_ports)
         self.refusals = Refusals()
-        self._services, self._name, self.id, self.link = services, name, sandbox, link
+        self._services, self.name, self.id, self.link = services, name, sandbox, link
         self._lock = threading.Lock()  # guards what follows
         self._network = network
         self._version = 1
         self._learnt: dict[Prefix, dict[str, int]] = {}  # names, and until when
         self._last: Counts | None = None  # refused, of a closed one
         self._stop_names: Callable[[], None] = lambda: None
-        services.fence.replace(sandbox, compile_table(rules_of(network)))
+        self._own = services.own  # of the table that holds
+        services.fence.replace(sandbox, _table(network, {}, self._own))
         leave_in_children(self)
 
     def leave(self) -> None:
@@ -84,24 +100,43 @@ class Connection:
 
     def replace(self, network: Network, expected_version: int) -> int:
         """Puts these rules in the place of all others, in one step, and returns their version. What they do
-        not allow is cut, addresses of names included. VersionConflict when another version holds."""
+        not allow is cut, addresses of names included. VersionConflict when another version holds,
+        InvalidArgument for rules of which one can lead nowhere."""
+        check_own_ports(network, self._services.own, self._services.control_ports)
         with self._lock:
             if expected_version != self._version:
                 raise VersionConflict(
                     f"network version {expected_version} was expected and {self._version} holds",
                     hint="read `network_version` again and decide anew",
-                    sandbox_id=self._name,
+                    sandbox_id=self.name,
                 )
             learnt = {
                 prefix: still
                 for prefix, names in self._learnt.items()
                 if (still := {name: until for name, until in names.items() if _ports_of(network, name, 0)})
             }
-            named = [rule for prefix, names in learnt.items() for rule in _rules_at(network, prefix, names)]
-            self._services.fence.replace(self.id, compile_table((*rules_of(network), *named)))
-            self._network, self._learnt = network, learnt
+            self._put(network, learnt)
+            self._network = network
             self._version += 1
             return self._version
+
+    def follow(self) -> None:
+        """Has the rules hold for the uplink's addresses of now: in one step, or the sandbox reaches nothing
+        any more, and this raises OSError or InvalidArgument. Nothing where they are those of before."""
+        with self._lock:
+            if self._own == self._services.own or self._last is not None:
+                return
+            try:
+                self._put(self._network, self._learnt)
+            except FileNotFoundError:  # its group has gone, and all that was in it
+                return
+            except (InvalidArgument, OSError):
+                self._services.fence.shut_off(self.id)
+                raise
+
+    def is_own(self, address: Address) -> bool:
+        """Resolver's thread: whether it is the uplink's, to which no name leads."""
+        return prefix_of(address) in self._services.own
 
     def allows_name(self, name: str) -> bool:
         """Resolver's thread: whether a rule has it."""
@@ -141,6 +176,13 @@ class Connection:
             self._last = last
         self._services.fence.forget(self.id)
 
+    def _put(self, network: Network, learnt: dict[Prefix, dict[str, int]]) -> None:
+        """These rules, and of the addresses of names those that are not the uplink's."""
+        own = self._services.own
+        learnt = {prefix: names for prefix, names in learnt.items() if prefix not in own}
+        self._services.fence.replace(self.id, _table(network, learnt, own))
+        self._own, self._learnt = own, learnt
+
     def _open(self, prefix: Prefix, name: str, until_ns: int) -> bool:
         if prefix not in self._learnt and not self._make_room():
             return False
@@ -164,7 +206,7 @@ class Connection:
         written = rules_of(self._network)
         names = _rules_at(self._network, prefix, self._learnt.get(prefix, {}))
         if names or any(rule.prefix == prefix for rule in written):
-            self._services.fence.extend(self.id, prefix, entry_at((*written, *names), prefix))
+            self._services.fence.extend(self.id, prefix, entry_at((*written, *names), prefix, self._own))
         else:
             self._services.fence.retract(self.id, prefix)
 
@@ -176,6 +218,11 @@ def matches(pattern: str, name: str) -> bool:
     if pattern.startswith("*."):
         return name.endswith(pattern[1:]) and len(name) >= len(pattern)
     return name == pattern
+
+
+def _table(network: Network, learnt: Mapping[Prefix, Mapping[str, int]], own: Own) -> Table:
+    named = [rule for prefix, names in learnt.items() for rule in _rules_at(network, prefix, names)]
+    return compile_table((*rules_of(network), *named), own)
 
 
 def _rules_at(network: Network, prefix: Prefix, names: Mapping[str, int]) -> list[Rule]:

@@ -140,8 +140,9 @@ class Fence:
         with self._lock:
             self._check_open()
             generation, prefixes = self._current[sandbox]
-            self._allow(sandbox, generation, prefix, ports)
-            prefixes.add(prefix)
+            if generation != _NO_RULES:
+                self._allow(sandbox, generation, prefix, ports)
+                prefixes.add(prefix)
 
     def retract(self, sandbox: int, prefix: Prefix) -> None:
         """Removes one entry of the current rules; what it allowed is cut."""
@@ -173,6 +174,16 @@ class Fence:
             for sandbox in () if self._closed else self._current:
                 with suppress(FileNotFoundError):  # its group has gone, and all that was in it
                     self._write_identity(sandbox, _NO_RULES)
+
+    def shut_off(self, sandbox: int) -> None:
+        """Refuses everything to one sandbox, until it has new rules. Idempotent."""
+        with self._lock:
+            if self._closed or (current := self._current.get(sandbox)) is None:
+                return
+            self._current[sandbox] = (_NO_RULES, set())
+            with suppress(FileNotFoundError):
+                self._write_identity(sandbox, _NO_RULES)
+            self._remove(sandbox, *current)
 
     def counters(self, sandbox: int) -> tuple[int, int]:
         """How much was refused, and how much of that the log had no room for."""

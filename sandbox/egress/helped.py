@@ -1,6 +1,7 @@
 """Networks of an ordinary user's sandboxes: the helper makes links and fences, this process fills in the
 rules, sets up what is inside of the namespace, which is its own, and resolves names."""
 
+import logging
 import os
 import shutil
 import socket
@@ -14,20 +15,27 @@ from sandbox.egress.fence import Fence
 from sandbox.egress.links import Link
 from sandbox.egress.namespaces import check_tools
 from sandbox.egress.resolver import Resolver
-from sandbox.egress.service import Egress, first_nameserver, refusing, shared_egress
+from sandbox.egress.rules import own_prefixes
+from sandbox.egress.service import Egress, first_nameserver, follow_all, refusing, shared_egress
 from sandbox.egress.trunk import HOST_MAC, NEXT_HOPS, Home
 from sandbox.errors import StartError, UnsupportedError
 from sandbox.forks import free
 from sandbox.helper import Helper
 from sandbox.policy import Network
+from sandbox.privileged.addresses import Addresses
+from sandbox.privileged.denials import CONTROL_PORTS
 from sandbox.programs import run_program
 from sandbox.refusals import Attempt
 
 _PATIENCE_S = 20.0
+_log = logging.getLogger("dockyard.sandbox")
 
 
 class HelpedEgress:
-    """Thread-safe. Close it when no sandbox needs it any more."""
+    """Thread-safe. Close it when no sandbox needs it any more. The uplink is this process's namespace, which
+    has to be the helper's."""
+
+    control_ports = CONTROL_PORTS
 
     def __init__(
         self, helper: Helper, *, nameserver: tuple[str, int] | None = None, clock: Clock | None = None
@@ -42,7 +50,15 @@ class HelpedEgress:
         self._lock = threading.Lock()  # guards what follows
         self._connections: dict[int, Connection] = {}
         self._fence: Fence | None = None
-        self.resolver = Resolver(lambda: None, nameserver or first_nameserver(), self.clock)
+        self._failure: OSError | None = None  # why this machine's addresses are not known any more
+        with ExitStack() as on_failure:
+            self._addresses = Addresses()
+            on_failure.callback(self._addresses.close)
+            self.own = own_prefixes(self._addresses.current())
+            self.resolver = Resolver(lambda: None, nameserver or first_nameserver(), self.clock)
+            on_failure.callback(self.resolver.close)
+            self.resolver.watch(self._addresses.fileno(), self._on_new_addresses)
+            on_failure.pop_all()
 
     @property
     def fence(self) -> Fence:
@@ -70,6 +86,7 @@ class HelpedEgress:
                 self._connections[sandbox] = connection
             on_failure.callback(self._forget, sandbox)
             on_failure.callback(connection.close)
+            connection.follow()  # addresses that came before it was known here
             connection.start(listener)
             on_failure.pop_all()
         return connection
@@ -82,12 +99,34 @@ class HelpedEgress:
     def close(self) -> None:
         """Idempotent."""
         self.resolver.close()
+        self._addresses.close()
         if self._fence is not None:
             self._fence.close()
+
+    def _on_new_addresses(self) -> None:
+        """On the resolver's thread, as `Egress` has it; what is denied to all, the helper sees to."""
+        try:
+            self.own = own_prefixes(self._addresses.current())
+        except OSError as error:
+            _log.error(
+                "sandboxes reach nothing any more, since this machine's addresses are unknown: %s", error
+            )
+            with self._lock:
+                self._failure = error
+                if self._fence is not None:
+                    self._fence.shut()
+            return
+        with self._lock:
+            connections = list(self._connections.values())
+        follow_all(connections)
 
     def _fence_of(self, maps: dict[str, int]) -> Fence:
         """The maps are the same ones each time, the descriptors are not."""
         with self._lock:
+            if self._failure is not None:
+                for fd in maps.values():
+                    os.close(fd)
+                raise self._failure
             if self._fence is None:
                 self._fence = Fence((), self._on_refusal, maps)
                 self.resolver.watch(self._fence.log_fileno(), self._fence.drain)

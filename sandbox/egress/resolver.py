@@ -3,7 +3,8 @@
 It listens on the loopback of the sandbox's own namespace, so a query never leaves it, and which sandbox asks
 is plain from the socket. Names that the policy does not allow are never asked for upstream, since a question
 alone carries data out. Each query upstream is ours: a fresh socket, a fresh id, and the name as we read it.
-Answers in private ranges are refused. One thread does all of it, in the uplink's namespace.
+Answers in private ranges, and of the machine's own addresses, are refused. One thread does all of it, in the
+uplink's namespace.
 """
 
 import errno
@@ -38,6 +39,10 @@ class Client(Protocol):
 
     def allows_name(self, name: str) -> bool:
         """Whether its policy has a rule for the name."""
+        ...
+
+    def is_own(self, address: messages.Address) -> bool:
+        """Whether it is the uplink's own, which counts as private."""
         ...
 
     def learn(self, name: str, addresses: tuple[messages.Address, ...], ttl_s: int) -> bool:
@@ -278,6 +283,9 @@ class Resolver:
             self._finish(query, answer.code)
         elif any(is_private(prefix_of(each)) for each in answer.addresses):
             query.server.client.refuse_name(question.name, "resolves to a private address")
+            self._finish(query, messages.REFUSED)
+        elif any(map(query.server.client.is_own, answer.addresses)):
+            query.server.client.refuse_name(question.name, "resolves to this machine's own address")
             self._finish(query, messages.REFUSED)
         else:
             ttl_s = min(max(answer.ttl_s, LEAST_TTL_S), MOST_TTL_S)

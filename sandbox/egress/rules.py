@@ -3,7 +3,8 @@
 All addresses are 128 bits wide: version 4 is written as ::ffff:a.b.c.d, and the programs turn NAT64 forms
 into that before they look. The kernel takes the entry with the longest prefix and no other, so an entry holds
 the ports of every rule that covers it. A rule wider than a private range does not reach into it: there the
-compiled table has an entry of its own with what was written for that range.
+compiled table has an entry of its own with what was written for that range. Each of the machine's own
+addresses (`own`) is like such a range, of one address: whatever listens there is the machine's business.
 """
 
 import struct
@@ -14,6 +15,7 @@ from itertools import chain
 
 from sandbox.errors import InvalidArgument
 from sandbox.policy import Network
+from sandbox.privileged.denials import NOWHERE, POOL_4, POOL_6
 
 MAX_RANGES = 8  # of ports in one entry; egress.bpf.c has the same number
 FOREVER = 0
@@ -59,6 +61,8 @@ class Rule:
 
 
 Table = dict[Prefix, tuple[Ports, ...]]
+Own = frozenset[Prefix]  # the machine's addresses, each of full length
+NONE_OWN: Own = frozenset()
 
 
 def prefix_of(text: str | IPv4Network | IPv6Network | IPv4Address | IPv6Address) -> Prefix:
@@ -94,6 +98,11 @@ PRIVATE: tuple[Prefix, ...] = tuple(
 _ZONES = (prefix_of(_VERSION_4), *PRIVATE)
 
 EVERY_PORT = Ports(0, 65535, _PROTOCOLS["any"])
+_NOWHERE = tuple(map(prefix_of, (*NOWHERE, POOL_4, POOL_6)))
+
+
+def _is_nowhere(place: Prefix) -> bool:
+    return any(zone.covers(place) for zone in _NOWHERE)
 
 
 def is_private(address: Prefix) -> bool:
@@ -115,12 +124,41 @@ def name_ports(ranges: Iterable[tuple[int, int]], protocol: str, until_ns: int) 
     return tuple(Ports(first, last, _PROTOCOLS[protocol], until_ns) for first, last in ranges)
 
 
-def reaches(rule: Rule, place: Prefix) -> bool:
-    """Whether a rule speaks of this address or prefix: it covers it, and no private range stands between."""
-    return rule.prefix.covers(place) and rule.prefix.length >= _least_length(place)
+def own_prefixes(addresses: Iterable[str]) -> Own:
+    """Of the machine's addresses, but for those where no policy leads anyway (the loopback, link-local)."""
+    return frozenset(prefix for each in addresses if not _is_nowhere(prefix := prefix_of(each)))
 
 
-def compile_table(rules: Iterable[Rule], *, with_zones: bool = True) -> Table:
+def is_all_own(network: Network, own: Own) -> bool:
+    """Whether nothing but the machine's own addresses is allowed."""
+    return not network.all_names() and all(prefix_of(each.to) in own for each in network.destinations)
+
+
+def check_own_ports(network: Network, own: Own, denied: Iterable[tuple[int, int]]) -> None:
+    """InvalidArgument where a destination is an own address and no port of it but ones that are denied to
+    all, whatever a policy says: nobody would ever reach it."""
+    closed = tuple(denied)
+    for at, each in enumerate(network.destinations):
+        if prefix_of(each.to) in own and all(_lies_in(ports, closed) for ports in each.ranges()):
+            ports = ", ".join(map(str, each.ports))
+            raise InvalidArgument(
+                f"network.destinations.{at}: port {ports} of {each.to} is of this machine's control plane, "
+                "which no policy opens",
+                hint="serve on another port: docs/egress.md has those that are denied",
+            )
+
+
+def _lies_in(ports: tuple[int, int], closed: tuple[tuple[int, int], ...]) -> bool:
+    return any(first <= ports[0] and ports[1] <= last for first, last in closed)
+
+
+def reaches(rule: Rule, place: Prefix, own: Own = NONE_OWN) -> bool:
+    """Whether a rule speaks of this address or prefix: it covers it, and neither a private range nor an own
+    address stands between."""
+    return rule.prefix.covers(place) and rule.prefix.length >= _least_length(place, own)
+
+
+def compile_table(rules: Iterable[Rule], own: Own = NONE_OWN, *, with_zones: bool = True) -> Table:
     """Entries such that the longest prefix of any address has exactly the ports of the rules that reach it.
     InvalidArgument when more than MAX_RANGES different ranges meet in one place."""
     by_prefix: dict[Prefix, list[Ports]] = {}
@@ -129,11 +167,12 @@ def compile_table(rules: Iterable[Rule], *, with_zones: bool = True) -> Table:
     lengths = sorted({prefix.length for prefix in by_prefix})
     places = set(by_prefix)
     if with_zones:
-        places.update(zone for zone in _ZONES if any(_covering(by_prefix, lengths, zone, 0)))
+        zones = chain(_ZONES, own)
+        places.update(zone for zone in zones if any(_covering(by_prefix, lengths, zone, 0)))
     return {
         place: _merged(
             chain.from_iterable(
-                _covering(by_prefix, lengths, place, _least_length(place) if with_zones else 0)
+                _covering(by_prefix, lengths, place, _least_length(place, own) if with_zones else 0)
             ),
             place,
         )
@@ -141,13 +180,16 @@ def compile_table(rules: Iterable[Rule], *, with_zones: bool = True) -> Table:
     }
 
 
-def entry_at(rules: Iterable[Rule], place: Prefix) -> tuple[Ports, ...]:
+def entry_at(rules: Iterable[Rule], place: Prefix, own: Own = NONE_OWN) -> tuple[Ports, ...]:
     """What `compile_table` has for one place. InvalidArgument as there."""
-    return _merged((rule.ports for rule in rules if reaches(rule, place)), place)
+    return _merged((rule.ports for rule in rules if reaches(rule, place, own)), place)
 
 
-def _least_length(place: Prefix) -> int:
-    """Of a prefix that speaks of this place: that of the narrowest private range which it lies in."""
+def _least_length(place: Prefix, own: Own) -> int:
+    """Of a prefix that speaks of this place: that of the narrowest private range which it lies in, or all of
+    an own address."""
+    if place in own:
+        return place.length
     return max((zone.length for zone in _ZONES if zone.covers(place)), default=0)
 
 

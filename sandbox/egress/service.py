@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from sandbox.egress.connection import Connection
 from sandbox.egress.fence import Fence
 from sandbox.egress.libbpf import load_library
 from sandbox.egress.resolver import Resolver
-from sandbox.egress.rules import EVERY_PORT, Ports, Rule, prefix_of
+from sandbox.egress.rules import EVERY_PORT, Ports, Rule, own_prefixes, prefix_of
 from sandbox.egress.trunk import Trunk
-from sandbox.errors import CapacityError, StartError, UnsupportedError, is_shortage
+from sandbox.errors import CapacityError, InvalidArgument, StartError, UnsupportedError, is_shortage
 from sandbox.forks import free
 from sandbox.places import EGRESS_OBJECT
 from sandbox.policy import Network
@@ -68,7 +68,8 @@ class Egress:
         """`uplink` is the network namespace that sandboxes are connected to and that routes what they send,
         by default this process's. `nameserver` (address, port) is asked, from there, for allowed names; by
         default the first of /etc/resolv.conf. `control_ports` of the addresses that the uplink has, now and
-        later, are denied to all. `num_spare` links are kept ready. UnsupportedError where this
+        later, are denied to all; to these addresses leads what names each by itself, and no wider rule.
+        `num_spare` links are kept ready. UnsupportedError where this
         host cannot enforce a policy."""
         check()
         self.clock: Clock = clock or SystemClock()
@@ -77,11 +78,11 @@ class Egress:
         with ExitStack() as on_failure:
             self._uplink = namespaces.open_namespace(uplink)
             on_failure.callback(os.close, self._uplink)
-            self._control_ports = tuple(control_ports)
+            self.control_ports = tuple(control_ports)
             self._addresses = namespaces.run_in(self._uplink, Addresses)
             on_failure.callback(self._addresses.close)
             try:
-                self.fence = Fence(self._denials(), self._on_refusal)
+                self.fence = Fence(self._look(), self._on_refusal)
             except OSError as error:
                 raise UnsupportedError(
                     f"this kernel does not take the egress programs: {error}", hint=_HINT
@@ -113,6 +114,7 @@ class Egress:
                 self._connections[sandbox] = connection
             on_failure.callback(self._forget, sandbox)
             on_failure.callback(connection.close)
+            connection.follow()  # addresses that came before it was known here
             connection.start()
             on_failure.pop_all()
         return connection
@@ -147,22 +149,29 @@ class Egress:
         os.close(self._uplink)
         self._uplink = -1
 
-    def _denials(self) -> list[Rule]:
-        """What no policy overrides: nowhere, other sandboxes, this machine's control plane. OSError."""
+    def _look(self) -> list[Rule]:
+        """Finds out what is the uplink's own. What no policy overrides: nowhere, other sandboxes, this
+        machine's control plane. OSError."""
         rules = [Rule(prefix_of(net), EVERY_PORT) for net in (*NOWHERE, POOL_4, POOL_6)]
-        for address in self._addresses.current():
-            rules += [Rule(prefix_of(address), Ports(*ports, 0)) for ports in self._control_ports]
+        addresses = self._addresses.current()
+        self.own = own_prefixes(addresses)
+        for address in addresses:
+            rules += [Rule(prefix_of(address), Ports(*ports, 0)) for ports in self.control_ports]
         return rules
 
     def _on_new_addresses(self) -> None:
         """On the resolver's thread. Who cannot be told what is this machine's reaches nothing any more."""
         try:
-            self.fence.deny(self._denials())
+            self.fence.deny(self._look())
         except OSError as error:
             _log.error(
                 "sandboxes reach nothing any more, since this machine's addresses are unknown: %s", error
             )
             self.fence.shut()
+            return
+        with self._lock:
+            connections = list(self._connections.values())
+        follow_all(connections)
 
     def _make_trunk(self, state: str) -> Trunk:
         try:
@@ -219,6 +228,15 @@ def first_nameserver(file: Path = _RESOLVERS_FILE) -> tuple[str, int] | None:
         return None
     found = (line.split() for line in lines)
     return next(((words[1], 53) for words in found if len(words) > 1 and words[0] == "nameserver"), None)
+
+
+def follow_all(connections: Iterable[Connection]) -> None:
+    """The uplink has other addresses now: one whose rules cannot hold for these reaches nothing any more."""
+    for each in connections:
+        try:
+            each.follow()
+        except (InvalidArgument, OSError) as error:
+            _log.error("sandbox %s reaches nothing any more, since addresses changed: %s", each.name, error)
 
 
 @contextmanager

@@ -4,12 +4,12 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_interface
 
 _ERROR, _DONE, _NEWADDR, _GETADDR = 2, 3, 20, 22
 _REQUEST, _DUMP = 0x1, 0x300
 _BOTH_VERSIONS = 0x10 | 0x100  # RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
-_ADDRESS, _LOCAL = 1, 2
+_ADDRESS, _LOCAL, _BROADCAST = 1, 2, 4
 _HEAD, _ABOUT, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=4BI"), struct.Struct("=HH")
 _MOST_BYTES = 1 << 20
 
@@ -26,7 +26,8 @@ class Addresses:
         self.fileno = self._changes.fileno  # readable when `current` may have changed
 
     def current(self) -> tuple[str, ...]:
-        """All that there are now."""
+        """All that there are now, with those that it answers to beside them: a network's broadcast address,
+        and of version 6 the first one of a network, which is any router's."""
         self._hear_changes()  # first: what changes meanwhile is heard again
         request = _ABOUT.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
         self._questions.send(
@@ -36,7 +37,7 @@ class Addresses:
         while True:
             for kind, body in _messages(self._questions.recv(_MOST_BYTES)):
                 if kind == _NEWADDR:
-                    found.append(_address(body))
+                    found += _addresses(body)
                 elif kind in (_DONE, _ERROR):
                     (error,) = struct.unpack_from("=i", body)
                     if error:
@@ -65,11 +66,14 @@ def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
         data = data[length + -length % 4 :]
 
 
-def _address(body: bytes) -> str:
+def _addresses(body: bytes) -> list[str]:
     """The machine's own, which on a point-to-point link is not the other attribute's."""
     found, rest = dict[int, bytes](), body[_ABOUT.size :]
     while rest:
         length, kind = _ATTRIBUTE.unpack_from(rest)
         found[kind] = rest[_ATTRIBUTE.size : length]
         rest = rest[length + -length % 4 :]
-    return str(ip_address(found.get(_LOCAL) or found[_ADDRESS]))
+    own, beside = ip_address(found.get(_LOCAL) or found[_ADDRESS]), found.get(_BROADCAST)
+    if own.version == 6:
+        beside = ip_interface((own, _ABOUT.unpack_from(body)[1])).network.network_address.packed
+    return [str(own), *([] if beside is None else [str(ip_address(beside))])]

@@ -26,6 +26,7 @@ def serve(names: str, nameserver: str, asked: str) -> str:
         selector.register(server, selectors.EVENT_READ, greet)
     echo = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     echo.bind(("::", UDP_PORT))
+    echo.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
     selector.register(echo, selectors.EVENT_READ, answer)
     named = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     named.bind((nameserver, NAME_PORT))
@@ -47,9 +48,9 @@ def greet(server: socket.socket) -> None:
 
 
 def answer(one: socket.socket) -> None:
-    """With what it was sent."""
-    data, asker = one.recvfrom(4096)
-    one.sendto(data, asker)
+    """With what it was sent, from where it was sent to."""
+    data, asked, _, asker = one.recvmsg(4096, 256)
+    one.sendmsg([data], asked, 0, asker)
 
 
 def answer_name(one: socket.socket, known: dict[str, str], asked: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from sandbox.egress import messages, namespaces
 
 HOST, OTHER, PRIVATE, HOST_6 = "198.51.100.7", "198.51.100.8", "10.11.12.13", "2001:db8::7"
+OWN, OWN_6 = "198.51.100.6", "2001:db8::6"  # the uplink's own; all others are answered to without being its
 METADATA = "169.254.169.254"
 NAT64_HOST = "64:ff9b::198.51.100.7"
 TCP_PORTS, UDP_PORT = (80, 81, 6379), 5000
@@ -32,8 +33,9 @@ class Internet:
         self.heard: list[bytes] = []
         self.namespace = namespaces.new_namespace()
         self.path = Path(f"/proc/self/fd/{self.namespace}")
-        own = (f"address add {each} dev lo{' nodad' if ':' in each else ''}" for each in _ADDRESSES)
-        namespaces.configure(self.namespace, ["link set lo up", *own])
+        own = (f"address add {OWN}/32 dev lo", f"address add {OWN_6}/128 dev lo nodad")
+        others = (f"route add local {each} dev lo" for each in _ADDRESSES)
+        namespaces.configure(self.namespace, ["link set lo up", *own, *others])
         self._selector = selectors.DefaultSelector()
         self._connections: set[socket.socket] = set()
         self._hung_up = threading.Event()
@@ -65,7 +67,8 @@ class Internet:
         os.close(self.namespace)
 
     def _open(self) -> None:
-        for setting in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+        # The last, for answers from addresses that are not its own.
+        for setting in ("ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv6/ip_nonlocal_bind"):
             Path("/proc/sys/net", setting).write_text("1")
         for port in TCP_PORTS:
             server = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -74,6 +77,8 @@ class Internet:
             family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
             one = socket.socket(family, socket.SOCK_DGRAM)
             one.bind(address)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
             self._selector.register(one, selectors.EVENT_READ, lambda s=one, a=answer: a(s))
 
     def _serve(self) -> None:
@@ -112,9 +117,9 @@ class Internet:
         self.heard.append(data)
 
     def _echo(self, one: socket.socket) -> None:
-        data, asker = one.recvfrom(65536)
+        data, asked, _, asker = one.recvmsg(65536, 256)
         self.heard.append(data)
-        one.sendto(data, asker)
+        one.sendmsg([data], asked, 0, asker)  # from the address that was asked
 
     def _name(self, one: socket.socket) -> None:
         message, asker = one.recvfrom(4096)

@@ -9,6 +9,8 @@ from sandbox_internet import (
     METADATA,
     NAT64_HOST,
     OTHER,
+    OWN,
+    OWN_6,
     PRIVATE,
     UDP_PORT,
     WEB,
@@ -16,6 +18,8 @@ from sandbox_internet import (
     attempt,
 )
 
+from sandbox import Destination, Network, Policy
+from sandbox.errors import InvalidArgument
 from sandbox.policy import presets
 
 
@@ -82,20 +86,33 @@ def test_sockets_are_tcp_and_udp(connect, substrate, call, protocol):
 def test_no_policy_opens_metadata_private_ranges_or_the_control_plane(connect, substrate):
     """The servers are there: only the policy stands between."""
     box = connect(policy=presets.open_internet(), substrate=substrate)
-    calls = [f"tcp('{host}', 80)" for host in (METADATA, f"::ffff:{METADATA}", PRIVATE, f"::ffff:{PRIVATE}")]
-    ended, denials = attempt(
-        box, *calls, f"tcp('{HOST}', 6379)", f"tcp('{HOST}', 80)", f"tcp('{HOST_6}', 80)"
-    )
-    assert ended == ["EPERM"] * 5 + ["hello"] * 2
-    assert {(each.address, each.port) for each in denials} == {(METADATA, 80), (PRIVATE, 80), (HOST, 6379)}
+    shut = (METADATA, f"::ffff:{METADATA}", PRIVATE, f"::ffff:{PRIVATE}", OWN, OWN_6)
+    calls = [f"tcp('{host}', 80)" for host in (*shut, HOST, HOST_6)]
+    ended, denials = attempt(box, *calls, f"tcp('{OWN}', 6379)", f"udp('{OWN}', {UDP_PORT})")
+    assert ended == ["EPERM"] * 6 + ["hello"] * 2 + ["EPERM"] * 2
+    refused = {(each.address, each.port) for each in denials}
+    assert {(METADATA, 80), (PRIVATE, 80), (OWN, 80), (OWN, 6379)} < refused
 
 
 def test_what_is_written_opens_private_ranges_and_nothing_else_does(connect):
-    box = connect(
-        {"to": PRIVATE, "ports": [80]}, {"to": METADATA, "ports": [80]}, {"to": HOST, "ports": [6379]}
-    )
-    ended, _ = attempt(box, f"tcp('{PRIVATE}', 80)", f"tcp('{METADATA}', 80)", f"tcp('{HOST}', 6379)")
-    assert ended == ["hello", "EPERM", "EPERM"]
+    """Metadata in a document that the checks have not seen: the kernel refuses it by itself."""
+    metadata = Destination.model_construct(to=METADATA, ports=(80,), protocol="tcp")
+    written = [
+        Destination(to=PRIVATE, ports=(80,)), metadata, Destination(to=OWN, ports=(80, "6379-6380"))
+    ]  # fmt: skip
+    box = connect(policy=Policy(network=Network(destinations=tuple(written))))
+    calls = [f"tcp('{PRIVATE}', 80)", f"tcp('{METADATA}', 80)", f"tcp('{OWN}', 6379)", f"tcp('{OWN}', 80)"]
+    assert attempt(box, *calls)[0] == ["hello", "EPERM", "EPERM", "hello"]
+
+
+def test_a_destination_of_the_control_plane_alone_is_refused(connect):
+    """Where it is this machine's: whoever writes it would wait for ever."""
+    with pytest.raises(InvalidArgument, match=rf"destinations\.0: port 22 of {OWN}/32 is of this machine"):
+        connect({"to": OWN, "ports": [22]})
+    box = connect({"to": HOST, "ports": [22]})
+    with pytest.raises(InvalidArgument, match="control plane"):
+        box.set_network(Network(destinations=(Destination(to=OWN, ports=("6379",)),)), 1)
+    assert box.network_version == 1
 
 
 def test_the_agent_preset_is_the_gateway_and_nothing_else(connect):

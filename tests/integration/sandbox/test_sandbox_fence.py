@@ -179,6 +179,7 @@ def answers(internet, address):
     def ask():
         with socket.socket() as one:
             one.settimeout(0.5)
+            one.bind((HOST, 0))  # where its policy lets answers go
             return one.connect_ex((address, 9)) == errno.ECONNREFUSED
 
     return namespaces.run_in(internet.namespace, ask)

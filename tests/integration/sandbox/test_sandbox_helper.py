@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 from ordinary_user import BEGIN, NOBODY, User, groups_of_user, user
-from sandbox_internet import HOST, NAMESERVER, OTHER, REACH, Internet, wait_until
+from sandbox_internet import HOST, NAMESERVER, OTHER, OWN, REACH, Internet, wait_until
 
 from sandbox import Sandbox
 from sandbox.helper_start import PROGRAM
@@ -106,7 +106,7 @@ NETWORK = (
 from sandbox.egress.helped import HelpedEgress
 from sandbox.helper import shared_helper
 from sandbox.policy.presets import agent
-substrate, host, other, nameserver, reach = sys.argv[3:8]
+substrate, host, other, own, nameserver, reach = sys.argv[3:9]
 egress = HelpedEgress(shared_helper(state), nameserver=(nameserver, 53))
 def attempt(box, *calls):
     done = box.commands.run(["python3", "-c", reach, *calls], timeout_s=60)
@@ -120,10 +120,12 @@ with Sandbox.create(
     seen["agent"] = attempt(box, *calls)
     seen["second"] = attempt(second, *calls)
     seen["denials"] = sorted({each.detail for each in box.denials})
-    wide = {"destinations": [{"to": "198.51.100.0/24", "ports": ["1-65535"]}],
+    every = [{"to": to, "ports": ["1-65535"]} for to in ("198.51.100.0/24", own)]
+    wide = {"destinations": every,
             "names": [{"domains": ["there.test"], "ports": [80]}]}
     box.set_network(type(policy.network).model_validate(wide), 1)
-    seen["wide"] = attempt(box, *calls[:3], f"tcp('{host}', 6379)", "tcp('there.test', 80)")
+    calls += (f"tcp('{own}', 6379)", f"tcp('{own}', 80)", "tcp('there.test', 80)")
+    seen["wide"] = attempt(box, *calls[:3], *calls[4:])
     seen["narrow"] = attempt(second, calls[2])
     ends = [name for name in os.listdir("/sys/class/net") if name.startswith("dky")]
     seen["entries"] = egress.fence.num_entries()
@@ -141,13 +143,13 @@ def test_an_ordinary_users_sandbox_reaches_what_its_policy_names(
     internet.forget()
     internet.names["there.test"] = ["198.51.100.7"]
     with user.helped(inside=internet):
-        seen = user.run(NETWORK, substrate, HOST, OTHER, NAMESERVER[0], REACH, inside=internet)
+        seen = user.run(NETWORK, substrate, HOST, OTHER, OWN, NAMESERVER[0], REACH, inside=internet)
         wait_until(lambda: internet.devices() == ["lo"])
     assert seen["agent"] == ["hello", "EPERM", "EPERM", "EPERM"]
     assert seen["second"] == seen["agent"]
     assert seen["denials"]
     # The control plane's port is the node's to deny, whatever a user writes into his maps.
-    assert seen["wide"] == ["hello", "hello", "hello", "EPERM", "hello"]
+    assert seen["wide"] == ["hello", "hello", "hello", "EPERM", "hello", "hello"]
     assert seen["narrow"] == ["EPERM"]
     assert seen["entries"] > 0
     assert seen["left"] == 0

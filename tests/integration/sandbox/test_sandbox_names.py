@@ -1,12 +1,13 @@
 """Names in a networked sandbox: ours is the only resolver, and it asks for what the policy allows."""
 
 import pytest
-from sandbox_internet import HOST, HOST_6, NAMESERVER, OTHER, PRIVATE
+from sandbox_internet import HOST, HOST_6, NAMESERVER, OTHER, OWN, PRIVATE, Internet, wait_until
 
 from protocol.clock import SystemClock
+from sandbox.egress import namespaces
 from sandbox.egress.resolver import BURST
 from sandbox.egress.service import Egress, first_nameserver
-from sandbox.policy import Network
+from sandbox.policy import Network, Policy
 
 WEB = {"domains": ["example.org", "*.cdn.net"], "ports": [80]}
 REACH = """
@@ -65,6 +66,33 @@ def test_answers_in_private_ranges_are_refused(connect, internet, address):
         assert not result.ok
         assert [each.detail for each in result.denials if "private" in each.detail] != []
     assert reach(box, PRIVATE, "169.254.169.254") == ["EPERM"] * 2
+
+
+def test_no_name_leads_to_the_machines_own_addresses(connect, internet):
+    internet.names = {"example.org": [OWN], "a.cdn.net": [HOST, OWN], "b.cdn.net": [HOST]}
+    box = connect(names=(WEB,))
+    assert reach(box, "example.org", "a.cdn.net", OWN, "b.cdn.net") == [*["unknown"] * 2, "EPERM", "hello"]
+    assert [each.address for each in box.denials if "own address" in each.detail] == [
+        "example.org",
+        "a.cdn.net",
+    ]
+
+
+def test_a_names_address_that_becomes_the_machines_own_is_shut(create, state_dir, internet):
+    """Learnt addresses are looked through again, too."""
+    world = Internet()
+    egress = Egress(state_dir, uplink=world.path, nameserver=NAMESERVER, num_spare=0)
+    try:
+        world.names = {"example.org": [OTHER], "a.cdn.net": [HOST]}
+        policy = Policy.model_validate({"network": {"names": [WEB]}})
+        with create(policy=policy, egress=egress) as box:
+            assert reach(box, "example.org", "a.cdn.net") == ["hello", "hello"]
+            namespaces.configure(world.namespace, [f"address add {OTHER}/32 dev lo"])
+            wait_until(lambda: reach(box, OTHER) == ["EPERM"])
+            assert reach(box, HOST, "example.org") == ["hello", "unknown"]
+    finally:
+        egress.close()
+        world.close()
 
 
 def test_an_answer_holds_for_its_time(create, connect, internet, state_dir):

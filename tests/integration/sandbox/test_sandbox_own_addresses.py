@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from ordinary_user import User, user
-from sandbox_internet import EVERY_SERVER, HOST, NAMESERVER, REACH, Internet, attempt, wait_until
+from sandbox_internet import EVERY_SERVER, HOST, NAMESERVER, OWN, OWN_6, REACH, Internet, attempt, wait_until
 
-from sandbox import Policy
+from sandbox import Network, Policy
 from sandbox.egress import namespaces
 from sandbox.egress.rules import EVERY_PORT, Ports, Rule, compile_table, pack_deny_key, pack_entry, prefix_of
 from sandbox.egress.service import Egress
@@ -36,9 +36,12 @@ def change(world: Internet, verb: str) -> None:
     )
 
 
-@pytest.mark.parametrize("policy", [presets.open_internet(), None])
-def test_an_address_that_comes_later_is_denied_too(world: Internet, create, state_dir: Path, policy):
-    """Also where the policy named it while it was another's, so that nothing of the rule was denied."""
+@pytest.mark.parametrize(
+    ("policy", "then"), [(presets.open_internet(), ["EPERM", "EPERM"]), (None, ["EPERM", "hello"])]
+)
+def test_an_address_that_comes_later_is_denied_too(world: Internet, create, state_dir: Path, policy, then):
+    """Also where the policy named it while it was another's, so that nothing of the rule was denied. A wider
+    rule does not reach it any more, one that names it does."""
     own = {"network": {"destinations": [{"to": f"{LATER}/32", "ports": [80, 6379]}, EVERY_SERVER]}}
     egress = Egress(state_dir, uplink=world.path, nameserver=NAMESERVER, num_spare=0)
     try:
@@ -46,9 +49,9 @@ def test_an_address_that_comes_later_is_denied_too(world: Internet, create, stat
             calls = [f"tcp('{LATER}', 6379)", f"tcp('{LATER}', 80)"]
             assert "EPERM" not in attempt(box, *calls)[0]
             change(world, "add")
-            wait_until(lambda: attempt(box, *calls)[0] == ["EPERM", "hello"])
+            wait_until(lambda: attempt(box, *calls)[0] == then)
             change(world, "delete")
-            wait_until(lambda: "EPERM" not in attempt(box, calls[0])[0])
+            wait_until(lambda: "EPERM" not in attempt(box, *calls)[0])
     finally:
         egress.close()
 
@@ -65,6 +68,34 @@ def test_a_machine_with_more_addresses_than_fit_lets_nothing_through(
             wait_until(lambda: attempt(box, f"tcp('{HOST}', 80)")[0] == ["EPERM"])
     finally:
         egress.close()
+
+
+def test_rules_that_do_not_fit_an_address_that_goes_shut_their_sandbox_alone(
+    world: Internet, create, state_dir: Path
+):
+    """While it is the machine's own, the wider rule does not meet the one that names it."""
+    by_name = {"to": LATER, "ports": [80, 81, 90, 91, 92]}
+    wider = {"to": "198.51.100.0/24", "ports": [80, 93, 94, 95, 96]}
+    change(world, "add")
+    egress = Egress(state_dir, uplink=world.path, nameserver=NAMESERVER, num_spare=0)
+    calls = [f"tcp('{each}', 80)" for each in (LATER, HOST)]
+    try:
+        with (
+            create(policy=Policy(network=network_of(by_name, wider)), egress=egress) as box,
+            create(policy=Policy(network=network_of(wider)), egress=egress) as other,
+        ):
+            assert attempt(box, *calls)[0] == ["hello"] * 2
+            change(world, "delete")
+            wait_until(lambda: attempt(box, *calls)[0] == ["EPERM"] * 2)
+            assert attempt(other, calls[1])[0] == ["hello"]
+            change(world, "add")
+            wait_until(lambda: attempt(box, *calls)[0] == ["hello"] * 2)
+    finally:
+        egress.close()
+
+
+def network_of(*destinations: dict[str, object]) -> Network:
+    return Network.model_validate({"destinations": destinations})
 
 
 SCRIPT = r"""
@@ -99,13 +130,13 @@ def test_an_ordinary_users_sandbox_is_denied_it_too(user: User, world: Internet)
     with user.helped(inside=world), user.start(SCRIPT, LATER, REACH, inside=world) as owner:
         assert said(owner) == "made"
         change(world, "add")
-        wait_until(lambda: tried() == ["EPERM", "hello"])
+        wait_until(lambda: tried() == ["EPERM"] * 2)
 
 
 def test_the_machines_addresses_are_those_that_it_has_now(world: Internet):
     addresses = namespaces.run_in(world.namespace, Addresses)
     before = set(addresses.current())
-    assert {HOST, "127.0.0.1", "::1"} <= before
+    assert {OWN, OWN_6, "127.0.0.1", "::1"} <= before
     change(world, "add")
     assert set(addresses.current()) - before == {LATER, LATER_6}
     change(world, "delete")

@@ -13,6 +13,7 @@ from sandbox.egress.messages import A, Address
 from sandbox.egress.resolver import BURST, MAX_PENDING, Resolver
 
 GOOD = IPv4Address("203.0.113.7")
+OWN = "203.0.113.99"
 
 
 class Client:
@@ -25,6 +26,9 @@ class Client:
 
     def allows_name(self, name: str) -> bool:
         return name == "example.org"
+
+    def is_own(self, address: Address) -> bool:
+        return str(address) == OWN
 
     def learn(self, name: str, addresses: tuple[Address, ...], ttl_s: int) -> bool:
         self.learnt.append((name, addresses, ttl_s))
@@ -117,6 +121,14 @@ def test_one_private_address_spoils_an_answer(bench: Bench, address: str):
     bench.answer(GOOD, IPv4Address(address))
     assert bench.hear() == (messages.REFUSED, ())
     assert bench.client.refused == [("example.org", "resolves to a private address")]
+    assert bench.client.learnt == []
+
+
+def test_the_machines_own_address_spoils_an_answer_too(bench: Bench):
+    bench.ask("example.org")
+    bench.answer(GOOD, IPv4Address(OWN))
+    assert bench.hear() == (messages.REFUSED, ())
+    assert bench.client.refused == [("example.org", "resolves to this machine's own address")]
     assert bench.client.learnt == []
 
 

@@ -91,10 +91,17 @@ def longest(table: rules.Table, address: Prefix) -> tuple[Ports, ...]:
     return table[max(covering, key=lambda each: each.length)] if covering else ()
 
 
-@given(some_rules, st.sampled_from(ADDRESSES).map(prefix_of))
-def test_the_longest_prefix_has_all_that_reaches_an_address(written: list[Rule], address: Prefix):
-    expected = {rule.ports for rule in written if reaches(rule, address)}
-    assert set(longest(compile_table(written), address)) == expected
+some_own = st.frozensets(st.sampled_from(ADDRESSES).map(prefix_of), max_size=3)
+
+
+@given(some_rules, st.sampled_from(ADDRESSES).map(prefix_of), some_own)
+def test_the_longest_prefix_has_all_that_reaches_an_address(
+    written: list[Rule], address: Prefix, own: rules.Own
+):
+    expected = {rule.ports for rule in written if reaches(rule, address, own)}
+    assert set(longest(compile_table(written, own), address)) == expected
+    if address in own:
+        assert expected == {rule.ports for rule in written if rule.prefix == address}
 
 
 @given(some_rules, st.sampled_from(ADDRESSES).map(prefix_of))
@@ -103,9 +110,10 @@ def test_without_zones_every_covering_rule_counts(written: list[Rule], address: 
     assert set(longest(compile_table(written, with_zones=False), address)) == expected
 
 
-def compiled(*nets: str) -> rules.Table:
-    network = Network(destinations=tuple(Destination(to=net, ports=(80,)) for net in nets))
-    return compile_table(rules.rules_of(network))
+def compiled(*nets: str, own: tuple[str, ...] = ()) -> rules.Table:
+    """Also of ranges that a policy's own checks refuse."""
+    written = (Rule(prefix_of(net), Ports(80, 80, 6)) for net in nets)
+    return compile_table(written, rules.own_prefixes(own))
 
 
 @pytest.mark.parametrize("private", ["10.1.2.3", "127.0.0.1", "169.254.169.254", "192.168.1.1", "198.18.0.9"])
@@ -113,6 +121,37 @@ def test_private_ranges_must_be_written(private: str):
     address = prefix_of(private)
     assert longest(compiled("0.0.0.0/0", "::/0"), address) == ()
     assert longest(compiled("0.0.0.0/0", private), address) != ()
+
+
+@pytest.mark.parametrize("address", ["203.0.113.7", "10.1.2.3", "2001:db8::7"])
+def test_own_addresses_must_be_written_one_by_one(address: str):
+    wide = ("0.0.0.0/0", "::/0", "203.0.113.0/24", "10.0.0.0/8", "2001:db8::/64")
+    place, own = prefix_of(address), (address, "127.0.0.1", "::1", "fe80::1")
+    assert longest(compiled(*wide, own=own), place) == ()
+    assert longest(compiled(*wide, address, own=own), place) != ()
+    assert longest(compiled(*wide), place) != ()
+    assert rules.own_prefixes(own) == {place}  # no policy leads to the others anyway
+
+
+def test_a_policy_of_own_addresses_alone_is_known():
+    own = rules.own_prefixes(["203.0.113.7", "2001:db8::7"])
+    ours = Destination(to="203.0.113.7", ports=(80,))
+    assert rules.is_all_own(Network(destinations=(ours,)), own)
+    assert not rules.is_all_own(Network(destinations=(ours, Destination(to="203.0.113.8", ports=(1,)))), own)
+    assert not rules.is_all_own(Network(destinations=(ours,), services=("pypi",)), own)
+
+
+def test_own_ports_that_are_denied_to_all_are_refused():
+    own, closed = rules.own_prefixes(["203.0.113.7"]), [(22, 22), (2375, 2380)]
+
+    def check(to: str, *ports: int | str) -> None:
+        rules.check_own_ports(Network(destinations=(Destination(to=to, ports=ports),)), own, closed)
+
+    check("203.0.113.7", 22, 80)
+    check("203.0.113.7", "22-23")
+    check("203.0.113.8", 22)
+    with pytest.raises(InvalidArgument, match=r"destinations\.0: port 22, 2376-2377 of 203\.0\.113\.7/32"):
+        check("203.0.113.7", 22, "2376-2377")
 
 
 def test_all_of_version_6_has_no_version_4_in_it():
