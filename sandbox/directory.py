@@ -86,11 +86,11 @@ class Directory(Generic[T]):
 
     def end_all(self, patience_s: float = PATIENCE_S) -> None:
         """At this process's end: what nobody has killed leaves nothing for a sweep, and no more are made;
-        those that threads are making are waited for, `patience_s` at most. Whatever one kill raises, the
-        others follow; an interrupt is raised at the end."""
+        those that threads are making are waited for, `patience_s` at most, and then those who have asked for
+        something. Whatever one kill raises, the others follow; an interrupt is raised at the end."""
         tried, interrupts = set[tuple[Path, str]](), list[BaseException]()
         self._gate.close()
-        for wait in (lambda: None, lambda: self._gate.wait(patience_s)):
+        for wait in (lambda: None, lambda: self._gate.wait(patience_s), self._door.finish):
             try:
                 wait()
             except BaseException as error:

@@ -39,6 +39,7 @@ from sandbox.processes import ProcessKey, this_process
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 PATIENCE_S = 10.0  # a kill may take as long as the kernel holds on to a cgroup
 _BEAT_S = 5.0  # between signs of life, for whoever waits for an answer
+_FINISH_S = 2.0  # at the end of this process, for answers that are under way
 _REQUEST_PATIENCE_S = 2.0  # for a request, so that nobody keeps others waiting
 _MAX_REQUEST_BYTES, _MAX_ANSWER_BYTES = 1 << 25, 1 << 26
 _INODE_AT, _NAME_AT = 6, 7  # words of a line of /proc/net/unix
@@ -80,6 +81,11 @@ class Door:
                     raise
                 self._opened_by, self._listener = owner, listener
             return self._opened_by == owner
+
+    def finish(self) -> None:
+        """At this process's end: waits, seconds at most, until all who have asked have their answers, such as
+        that the sandbox is killed, upon which its owner ends."""
+        self._room.wait(_FINISH_S)
 
     def leave(self) -> None:
         """In a child of a fork: the door is its parent's. Nobody else calls it."""
@@ -132,7 +138,7 @@ class _Room:
     """For so many threads at a time."""
 
     def __init__(self, most: int) -> None:
-        self._free = threading.BoundedSemaphore(most)
+        self._most, self._free = most, threading.BoundedSemaphore(most)
 
     def take(self, connection: socket.socket, talk: Callable[[socket.socket], None]) -> None:
         """CapacityError where there is none; the connection is then the caller's."""
@@ -143,6 +149,15 @@ class _Room:
         except NoThread as error:
             self._free.release()
             raise CapacityError(f"the owner has no thread left: {error}", hint="ask again") from error
+
+    def wait(self, patience_s: float) -> None:
+        """Until nobody is in it any more, for so long at most."""
+        late_s = time.monotonic() + patience_s
+        taken = 0
+        while taken < self._most and self._free.acquire(timeout=max(0.0, late_s - time.monotonic())):
+            taken += 1
+        if taken:
+            self._free.release(taken)
 
     def _run(self, connection: socket.socket, talk: Callable[[socket.socket], None]) -> None:
         try:

@@ -165,6 +165,32 @@ def test_it_is_timed_paused_and_ended(box: AttachedSandbox, other: Owner):
         assert caught.value.reason == "killed"
 
 
+ENDS_WITH_IT = """
+import sys, threading
+from sandbox import Sandbox, answers
+kill = answers._DEEDS["kill"]
+def answer_late(box, words):
+    found = kill(box, words)
+    threading.main_thread().join()  # the process has nothing else to do
+    return found
+answers._DEEDS["kill"] = answer_late
+with Sandbox.create(state_dir=sys.argv[1], toolkit=sys.argv[2]) as box:
+    running = box.commands.start("sleep 600")
+    print(box.id, flush=True)
+    running.wait()
+"""
+
+
+def test_an_owner_that_ends_with_its_sandbox_answers_first(tmp_path: Path, toolkit: Path):
+    """As `dockyard sandbox run` does."""
+    words = [sys.executable, "-c", ENDS_WITH_IT, str(tmp_path), str(toolkit)]
+    with subprocess.Popen(words, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        sandbox_id = owner.stdout.readline().strip()
+        assert sandboxes.kill(sandbox_id, state_dir=tmp_path).id == sandbox_id
+    assert owner.returncode == 0
+
+
 def test_when_the_owner_has_died_it_says_so(box: AttachedSandbox, other: Owner):
     other.end()
     with pytest.raises(UnsupportedError, match=f"process {other.process.pid}.* does not answer"):
