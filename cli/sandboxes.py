@@ -134,9 +134,11 @@ def exec_command(
     with_stdin: StdinFlag = False,
     as_json: OutputJsonFlag = False,
 ) -> int:
-    """Run one command in a sandbox that lives: one that a Python process holds, or `sandbox run` of another
-    terminal. What it prints is passed on as it comes. Exits as the command does; ends it when interrupted,
-    or where nobody reads its output any more.
+    """Run one command in a sandbox that lives, whoever owns it.
+
+    Such as one that a Python process holds, or a `sandbox run` in another terminal. What it prints is passed
+    on as it comes. Exits as the command does; ends it when interrupted, or where nobody reads its output any
+    more.
 
     Example: dockyard sandbox exec sbx-3f9a61c04be2d17 -- ls -l
     """
@@ -250,8 +252,9 @@ def kill(
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Of `dockyard sandbox list`.")],
     as_json: JsonFlag = False,
 ) -> int:
-    """End sandboxes, whoever owns them, and free all that they have. One that cannot be ended is said, and
-    the others are ended all the same; then it exits with 1.
+    """End sandboxes, whoever owns them, and free all that they have.
+
+    One that cannot be ended is said, and the others are ended all the same; then it exits with 1.
 
     Example: dockyard sandbox kill sbx-3f9a61c04be2d17
 
@@ -299,8 +302,9 @@ def list_snapshots(
     ] = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """List what sandboxes have written and somebody has kept; or delete some of it, and list the rest. One
-    that is not there is said; then it exits with 1 (with 2 where it was the only one).
+    """List what sandboxes have written and somebody has kept; or delete some of it, and list the rest.
+
+    One that is not there is said; then it exits with 1 (with 2 where it was the only one).
 
     Example: dockyard sandbox snapshots --delete ready
     """
