@@ -8,6 +8,7 @@ from pathlib import Path
 from protocol.errors import DockyardError
 from sandbox.capability import Capability
 from sandbox.egress import namespaces, service
+from sandbox.egress.forwarding import setting_name, switched_off
 from sandbox.egress.helped import Uplink
 from sandbox.egress.trunk import POOL_4
 from sandbox.helper import shared_helper
@@ -86,21 +87,13 @@ def _try_both(state: Path, toolkit: Path, egress: Uplink | None, patience_s: flo
 
 def probe_routing() -> Capability:
     """Whether this machine passes on what sandboxes send: it does not change that by itself."""
-    title, names = "egress routing", ("ipv4/ip_forward", "ipv6/conf/all/forwarding")
-    off = [name for name in names if _setting(Path("/proc/sys/net", name)) != "1"]
+    title, off = "egress routing", [setting_name(version) for version in switched_off()]
     if not off:
         return Capability(title, "unverified", "this machine forwards; answers need a route or masquerading")
     return Capability(
         title,
         "degraded",
-        f"net.{' and net.'.join(name.replace('/', '.') for name in off)} are off",
+        f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} off",
         "networked sandboxes reach this machine's own addresses and no other",
         f"sysctl -w net.ipv4.ip_forward=1, and masquerade {POOL_4}",
     )
-
-
-def _setting(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

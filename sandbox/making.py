@@ -11,7 +11,7 @@ from sandbox import cgroups
 from sandbox.audit_log import SandboxLog, of_limits, policy_digest
 from sandbox.covers import Covers, covers_of
 from sandbox.cpu_bound import cpu_bound
-from sandbox.egress.helped import HelpedEgress, shared_uplink
+from sandbox.egress.helped import HelpedEgress, Uplink, shared_uplink
 from sandbox.egress.service import Egress
 from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.guard.node import Guard, shared_guard
@@ -117,6 +117,7 @@ def _make(order: Order, content: Content | None) -> Made:
             (
                 *cgroups.gaps(hierarchies),
                 *_gaps(order, helper),
+                *_lacking_ways(rules, uplink),
                 *(f"{name} is off, as asked" for name in sorted(rules.without)),
             ),
             choose(order.limits.layer, state),
@@ -251,6 +252,12 @@ def _gaps(order: Order, helper: Helper | None) -> tuple[str, ...]:
     if order.substrate != "container" or _is_privileged() or helper is not None:
         return ()
     return ("ids are one here: there is no user inside but 0, who is this user outside",)
+
+
+def _lacking_ways(rules: Policy, uplink: Uplink | None) -> tuple[str, ...]:
+    """Beyond this machine, for any of a policy's networks."""
+    networks = [each for each in (rules.network, *rules.phases.values()) if each != "none"]
+    return () if uplink is None else uplink.lacking_ways(networks)
 
 
 def _copy_patience_s(limits: Limits) -> float:

@@ -6,12 +6,14 @@ import os
 import shutil
 import socket
 import threading
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
 from protocol.clock import Clock, SystemClock
 from sandbox.egress.connection import Connection
 from sandbox.egress.fence import Fence
+from sandbox.egress.forwarding import lacking_ways, switched_off, versions_beyond
 from sandbox.egress.links import Link
 from sandbox.egress.namespaces import check_tools
 from sandbox.egress.resolver import Resolver
@@ -90,6 +92,12 @@ class HelpedEgress:
             connection.start(listener)
             on_failure.pop_all()
         return connection
+
+    def lacking_ways(self, networks: Iterable[Network]) -> tuple[str, ...]:
+        """As `Egress.lacking_ways`. OSError."""
+        if versions_beyond(networks, self.own):
+            return lacking_ways(networks, self.own, switched_off())
+        return ()
 
     def disconnect(self, connection: Connection) -> None:
         """Refuses everything; the link goes with what else the helper has for the sandbox. Idempotent."""

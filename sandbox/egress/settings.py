@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 
 # Numbers of system calls, the same on every machine that has them: Linux 5.2.
@@ -21,6 +21,23 @@ def write_settings(values: Mapping[str, str]) -> None:
     with _proc() as proc:
         for name, value in values.items():
             write_setting(proc, f"sys/net/{name}", value)
+
+
+def read_settings(names: Iterable[str]) -> dict[str, str]:
+    """By paths below /proc/sys/net; empty where there is none, as without version 6. OSError."""
+    with _proc() as proc:
+        return {name: _read(proc, f"sys/net/{name}") for name in names}
+
+
+def _read(folder: int, name: str) -> str:
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return ""
+    try:
+        return os.read(file, 64).decode().strip()
+    finally:
+        os.close(file)
 
 
 def open_settings(name: str) -> int:
