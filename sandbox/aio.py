@@ -3,7 +3,9 @@
 What blocks runs in a thread of its own; a command does not occupy one while it runs. Every call may be
 cancelled. What would then be left behind is taken back before the cancellation goes on: a create leaves no
 sandbox, `fork_fs` no fork, `snapshot` no snapshot, a run no process. Any other call goes on to its end: what
-it was to change (a file, a timeout, the network) may have changed or may yet.
+it was to change (a file, a timeout, the network) may have changed or may yet. Where the machine has no thread
+left, calls raise CapacityError; a kill, and what is taken back, are done all the same, and the event loop
+stands still meanwhile.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from sandbox.aio_commands import AsyncCommands, AsyncSessions
 from sandbox.aio_files import AsyncFiles
-from sandbox.aio_threads import in_thread, threaded, uncancelled
+from sandbox.aio_threads import in_thread, outlasted, threaded, uncancelled
 from sandbox.errors import SandboxGone
 from sandbox.named import Named
 from sandbox.policy import Network
@@ -144,7 +146,7 @@ class AsyncSandbox(Named):
         return await threaded(self._sandbox.enter_phase, name, expected_version)
 
     async def kill(self) -> None:
-        """Ends the sandbox. Idempotent; completes even when cancelled."""
+        """Ends the sandbox. Idempotent; completes even when cancelled, or where no thread can be had."""
         await uncancelled(self._sandbox.kill)
 
     async def __aenter__(self) -> Self:
@@ -163,14 +165,11 @@ async def _made_or_undone(pending: "Future[T]", undo: Callable[[T], object]) -> 
     """Its result; when cancelled, that is undone as soon as it is there."""
     try:
         return await asyncio.shield(asyncio.wrap_future(pending))
-    except asyncio.CancelledError:
-        await uncancelled(partial(_undo_when_made, pending, undo))
+    except asyncio.CancelledError as cancelled:
+        await outlasted(pending)
+        if pending.exception() is None:
+            await uncancelled(partial(undo, pending.result()), cancelled)
         raise
-
-
-def _undo_when_made(pending: "Future[T]", undo: Callable[[T], object]) -> None:
-    if pending.exception() is None:
-        undo(pending.result())
 
 
 def _leave(sandbox: Sandbox) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 
-from sandbox.aio_threads import settle, threaded, uncancelled
+from sandbox.aio_threads import outlasted, settle, take_error, threaded
 from sandbox.checking import checked
 from sandbox.feed import OnOutput, check_watcher, give_text
 from sandbox.named import Named
@@ -47,7 +47,7 @@ class AsyncCommands:
             result = await command.wait()
         except asyncio.CancelledError:
             command.kill()
-            await uncancelled(partial(_wait_for_end, command.command))
+            await outlasted(command.command.future)
             raise
         return checked(result, self._sandbox.id) if check else result
 
@@ -99,7 +99,7 @@ class AsyncRunningCommand(Named):
         """See `RunningCommand.wait`. When cancelled, leaves the command running."""
         self.command.check_patience(timeout_s)
         ended = asyncio.wrap_future(self.command.future)
-        ended.add_done_callback(_take_error)  # which nobody may wait for any more
+        ended.add_done_callback(take_error)  # which nobody may wait for any more
         done, _ = await asyncio.wait((ended,), timeout=timeout_s)
         if not done and not self.command.future.done():
             raise self.command.runs_on(timeout_s)
@@ -148,7 +148,7 @@ class AsyncSession(Named):
                 result = await AsyncRunningCommand(command).wait()
             except asyncio.CancelledError:
                 command.kill()
-                await uncancelled(partial(_wait_for_end, command))
+                await outlasted(command.future)
                 raise
         return checked(result, self._session.sandbox_id) if check else result
 
@@ -189,12 +189,3 @@ def _in_loop(field: str, watcher: OnOutput | None) -> OnOutput | None:
         taken.result()
 
     return call
-
-
-def _wait_for_end(command: RunningCommand) -> None:
-    command.future.exception()
-
-
-def _take_error(ended: "asyncio.Future[CommandResult]") -> None:
-    if not ended.cancelled():
-        ended.exception()

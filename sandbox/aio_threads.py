@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from protocol.threads import NoThread, TimelyThread
 from sandbox.errors import CapacityError
@@ -38,16 +38,48 @@ async def threaded(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> 
     return await asyncio.shield(asyncio.wrap_future(in_thread(partial(call, *args, **options))))
 
 
-async def uncancelled(call: Callable[[], T]) -> T:
-    """Runs a clean-up to its end even when the task is cancelled (again) meanwhile; the cancellation
-    follows."""
-    work = asyncio.ensure_future(threaded(call))
+async def uncancelled(call: Callable[[], T], behind: asyncio.CancelledError | None = None) -> T:
+    """Runs what has to be done to its end, even when the task is cancelled (again) meanwhile: on the loop's
+    own thread, which stands still for moments, where no other can be had. The cancellation follows, or the
+    one that this is `behind`, whatever became of the call: that is its cause then."""
+    work = _begun(call)
+    try:
+        cancelled = await outlasted(work) or behind
+        if cancelled is not None:
+            raise cancelled from work.exception()
+        return work.result()
+    finally:
+        cancelled = behind = None  # or they would keep themselves
+
+
+async def outlasted(work: "Future[Any]") -> asyncio.CancelledError | None:
+    """Waits until it is done even when the task is cancelled meanwhile, and returns the last cancellation,
+    which is the caller's to raise. Needs no thread."""
+    waiting = asyncio.wrap_future(work)
+    waiting.add_done_callback(take_error)
     cancelled: asyncio.CancelledError | None = None
-    while not work.done():
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    return work.result()
+    try:
+        while not waiting.done():
+            try:
+                await asyncio.wait((waiting,))
+            except asyncio.CancelledError as error:
+                cancelled = error
+        return cancelled
+    finally:
+        cancelled = None
+
+
+def take_error(ended: "asyncio.Future[Any]") -> None:
+    """Of a future for which nobody may wait any more: asyncio would complain of it."""
+    if not ended.cancelled():
+        ended.exception()
+
+
+def _begun(call: Callable[[], T]) -> "Future[T]":
+    """Better late for all others than not done."""
+    try:
+        return in_thread(call)
+    except (CapacityError, MemoryError):
+        done: Future[T] = Future()
+        settle(done, call)
+        return done

@@ -1,0 +1,86 @@
+"""AsyncSandbox where the machine has no thread left: what ends ends, and what is cancelled leaves nothing."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thread_shortage import WAYS, Way, run_short
+
+from sandbox import AsyncSandbox, Sandbox
+from sandbox.audit import check_integrity
+from sandbox.errors import CapacityError
+
+PATIENCE_S = 30
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sandbox_ends_with_its_block(
+    state_dir: Path, toolkit: Path, monkeypatch: pytest.MonkeyPatch, way: Way
+):
+    async def work() -> None:
+        async with await AsyncSandbox.create(state_dir=state_dir, toolkit=toolkit) as box:
+            run_short(monkeypatch, way)
+            with pytest.raises(CapacityError):
+                await box.files.read("/etc/passwd")
+        assert not box.is_running
+
+    asyncio.run(work())
+    assert check_integrity(state_dir).live == ()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cancelled_create_leaves_none(
+    state_dir: Path, toolkit: Path, monkeypatch: pytest.MonkeyPatch, way: Way
+):
+    is_made, may_return, create = asyncio.Event(), threading.Event(), Sandbox.create
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+
+        def create_slowly(**options: Any) -> Sandbox:
+            made = create(**options)
+            loop.call_soon_threadsafe(is_made.set)
+            may_return.wait(PATIENCE_S)
+            return made
+
+        with monkeypatch.context() as patches:
+            patches.setattr(Sandbox, "create", create_slowly)
+            creating = asyncio.ensure_future(AsyncSandbox.create(state_dir=state_dir, toolkit=toolkit))
+            await is_made.wait()
+            run_short(patches, way)
+            creating.cancel()
+            await asyncio.sleep(0)
+            may_return.set()
+            with pytest.raises(asyncio.CancelledError):
+                await creating
+
+    asyncio.run(work())
+    assert check_integrity(state_dir).live == ()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("of_session", [False, True], ids=["command", "session"])
+def test_a_run_whose_time_is_over_ends_with_its_processes(
+    state_dir: Path, toolkit: Path, monkeypatch: pytest.MonkeyPatch, way: Way, of_session: bool
+):
+    """Its output is waited for meanwhile, in the loop."""
+
+    async def work() -> None:
+        async with await AsyncSandbox.create(state_dir=state_dir, toolkit=toolkit) as box:
+            runner = await box.sessions.create() if of_session else box.commands
+            began = asyncio.Event()
+            words = "sleep 1001 & yes | head -n 100000; sleep 1002"
+            running = asyncio.ensure_future(runner.run(words, on_stdout=lambda _: began.set()))
+            await began.wait()
+            run_short(monkeypatch, way)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await running
+            assert box.commands.list() == ()
+            found = await box.commands.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+            assert "sleep 100" not in found.stdout
+
+    asyncio.run(work())
+    assert check_integrity(state_dir).live == ()

@@ -1,0 +1,116 @@
+"""What asyncio code has to have done though it is cancelled, or no thread can be had for it."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from sandbox.aio import _made_or_undone
+from sandbox.aio_threads import outlasted, uncancelled
+
+UNDO_FAILS = OSError("held on to")
+
+
+def run_quietly(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """In a loop that has nothing to complain of."""
+    complaints: list[dict[str, Any]] = []
+
+    async def watched() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
+        await work()
+
+    asyncio.run(watched())
+    assert complaints == []
+
+
+async def cancelled(work: Coroutine[Any, Any, object], between: Callable[[], object]) -> BaseException | None:
+    """The cause that a task's cancellation has. `between`: done once that is under way, a second one."""
+    task = asyncio.ensure_future(work)
+    for _ in range(2):
+        await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.sleep(0)
+    between()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    return caught.value.__cause__
+
+
+def fail(made: object) -> None:
+    del made
+    raise UNDO_FAILS
+
+
+def test_what_has_to_be_done_is_done_by_the_loops_thread_where_there_is_no_other(
+    shortage: pytest.MonkeyPatch,
+):
+    async def work() -> None:
+        assert await uncancelled(threading.current_thread) is threading.main_thread()
+        with pytest.raises(OSError, match="held on to"):
+            await uncancelled(lambda: fail(1))
+        shortage.undo()
+        assert await uncancelled(threading.current_thread) is not threading.main_thread()
+
+    run_quietly(work)
+
+
+def test_what_is_made_behind_a_cancellation_is_undone_without_a_thread(shortage: pytest.MonkeyPatch):
+    del shortage
+    undone: list[int] = []
+
+    async def work() -> None:
+        pending: Future[int] = Future()
+        cause = await cancelled(_made_or_undone(pending, undone.append), lambda: pending.set_result(3))
+        assert (cause, undone) == (None, [3])
+
+    run_quietly(work)
+
+
+def test_a_cancellation_stays_what_is_raised_when_the_undoing_fails():
+    async def work() -> None:
+        pending: Future[int] = Future()
+        cause = await cancelled(_made_or_undone(pending, fail), lambda: pending.set_result(3))
+        assert cause is UNDO_FAILS
+
+    run_quietly(work)
+
+
+def test_a_cancellation_stays_what_is_raised_when_nothing_was_made():
+    async def work() -> None:
+        pending: Future[int] = Future()
+        await cancelled(_made_or_undone(pending, fail), lambda: pending.set_exception(OSError("not made")))
+
+    run_quietly(work)
+
+
+def test_what_fails_behind_a_cancellation_is_its_cause_and_no_complaint():
+    async def work() -> None:
+        may_end = threading.Event()
+
+        def end() -> None:
+            may_end.wait()
+            fail(1)
+
+        assert await cancelled(uncancelled(end), may_end.set) is UNDO_FAILS
+
+    run_quietly(work)
+
+
+def test_what_is_waited_for_without_a_thread_outlasts_every_cancellation(shortage: pytest.MonkeyPatch):
+    del shortage
+
+    async def work() -> None:
+        pending: Future[int] = Future()
+        waiting = asyncio.ensure_future(outlasted(pending))
+        for _ in range(5):
+            await asyncio.sleep(0)
+            waiting.cancel()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        pending.set_exception(OSError("ended badly"))
+        assert isinstance(await waiting, asyncio.CancelledError)
+
+    run_quietly(work)
