@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
+from sandbox.aio_arrival import Arrival
 from sandbox.aio_commands import AsyncCommands, AsyncSessions
 from sandbox.aio_files import AsyncFiles
 from sandbox.aio_threads import in_thread, outlasted, threaded, uncancelled
@@ -34,7 +35,9 @@ T = TypeVar("T")
 
 
 class AsyncSandbox(Named):
-    """Made by `await AsyncSandbox.create(...)`, ended by `await sandbox.kill()` or `async with`."""
+    """Made by `await AsyncSandbox.create(...)` and ended by `await sandbox.kill()`, or both by `async with
+    AsyncSandbox.create(...) as sandbox`. Every call is awaited; only what is known already (`info`, `id`,
+    `denials`, ...) is a plain property."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         """Takes over the sandbox."""
@@ -44,15 +47,24 @@ class AsyncSandbox(Named):
         self.sessions = AsyncSessions(sandbox)
 
     @classmethod
-    async def create(cls, *args: Any, **options: Any) -> "AsyncSandbox":
-        """Takes what `Sandbox.create` takes and raises what it raises. When cancelled, waits for the sandbox
-        that is on its way and kills it; one with a key it leaves, where the same key finds it."""
+    def create(cls, *args: Any, **options: Any) -> "Arrival[AsyncSandbox]":
+        """To be awaited, or for `async with`. Takes what `Sandbox.create` takes and raises what it raises.
+        When cancelled, waits for the sandbox that is on its way and kills it; one with a key it leaves, where
+        the same key finds it."""
+        return Arrival(cls._create(*args, **options))
+
+    @classmethod
+    async def _create(cls, *args: Any, **options: Any) -> "AsyncSandbox":
         pending = in_thread(partial(Sandbox.create, *args, **options))
         return cls(await _made_or_undone(pending, Sandbox.kill if options.get("key") is None else _leave))
 
     @classmethod
-    async def connect(cls, id: str, *, state_dir: Path | str | None = None) -> "AsyncSandbox":
-        """See `Sandbox.connect`."""
+    def connect(cls, id: str, *, state_dir: Path | str | None = None) -> "Arrival[AsyncSandbox]":
+        """To be awaited, or for `async with`, which ends the sandbox. See `Sandbox.connect`."""
+        return Arrival(cls._connect(id, state_dir))
+
+    @classmethod
+    async def _connect(cls, id: str, state_dir: Path | str | None) -> "AsyncSandbox":
         return cls(await threaded(Sandbox.connect, id, state_dir=state_dir))
 
     @staticmethod

@@ -46,7 +46,7 @@ class AsyncCommands:
         try:
             result = await command.wait()
         except asyncio.CancelledError:
-            command.kill()
+            command.command.kill()
             await outlasted(command.command.future)
             raise
         return checked(result, self._sandbox.id) if check else result
@@ -72,11 +72,11 @@ class AsyncCommands:
         )  # fmt: skip
         return AsyncRunningCommand(command)
 
-    def list(self) -> "tuple[AsyncRunningCommand, ...]":
+    async def list(self) -> "tuple[AsyncRunningCommand, ...]":
         """See `Commands.list`."""
         return tuple(map(AsyncRunningCommand, self._sandbox.commands.list()))
 
-    def connect(self, id: int) -> "AsyncRunningCommand":
+    async def connect(self, id: int) -> "AsyncRunningCommand":
         """See `Commands.connect`."""
         return AsyncRunningCommand(self._sandbox.commands.connect(id))
 
@@ -87,13 +87,27 @@ class AsyncRunningCommand(Named):
     def __init__(self, command: RunningCommand) -> None:
         self.command = command
         self.id = command.id
-        self.send_stdin, self.close_stdin = command.send_stdin, command.close_stdin
-        self.resize, self.kill = command.resize, command.kill
 
     @property
     def is_running(self) -> bool:
         """False once its result is there."""
         return self.command.is_running
+
+    async def send_stdin(self, data: bytes | str) -> None:
+        """See `RunningCommand.send_stdin`. Does not block the loop, as the next three."""
+        self.command.send_stdin(data)
+
+    async def close_stdin(self) -> None:
+        """See `RunningCommand.close_stdin`."""
+        self.command.close_stdin()
+
+    async def resize(self, terminal: TerminalSize) -> None:
+        """See `RunningCommand.resize`."""
+        self.command.resize(terminal)
+
+    async def kill(self) -> None:
+        """See `RunningCommand.kill`."""
+        self.command.kill()
 
     async def wait(self, timeout_s: float | None = None) -> CommandResult:
         """See `RunningCommand.wait`. When cancelled, leaves the command running."""

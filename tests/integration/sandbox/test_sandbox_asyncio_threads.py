@@ -78,7 +78,7 @@ def test_a_run_whose_time_is_over_ends_with_its_processes(
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0):
                     await running
-            assert box.commands.list() == ()
+            assert await box.commands.list() == ()
             found = await box.commands.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
             assert "sleep 100" not in found.stdout
 

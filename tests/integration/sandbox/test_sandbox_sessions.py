@@ -156,7 +156,7 @@ def test_sessions_of_asyncio(state_dir, toolkit):
             slow.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await slow
-            assert box.commands.list() == ()
+            assert await box.commands.list() == ()
 
     asyncio.run(scene())
 
@@ -171,7 +171,7 @@ def test_a_command_of_an_asyncio_session_is_started_and_waited_for_in_part(state
                 with pytest.raises(RequestTimeout, match="runs on"):
                     await command.wait(patience_s)
             assert command.is_running
-            command.send_stdin("on\n")
+            await command.send_stdin("on\n")
             assert (await command.wait(20)).stdout == "1\n"
             assert (await box.files.stat("/workspace")).type == "dir"
 

@@ -124,8 +124,8 @@ def test_watchers_of_asyncio_run_in_its_loop(state_dir, toolkit):
             assert "".join(text for text, _ in seen) == result.stdout
             assert {thread for _, thread in seen} == {threading.main_thread()}
             command = await box.commands.start("cat", stdin=None)
-            command.send_stdin("a")
-            command.close_stdin()
+            await command.send_stdin("a")
+            await command.close_stdin()
             assert (await command.wait()).stdout == "a"
 
     asyncio.run(scene())
@@ -145,7 +145,7 @@ def test_what_a_watcher_of_asyncio_raises_ends_the_command(state_dir, toolkit):
             command = await box.commands.start("echo z", on_stdout=refuse)  # which ends by itself
             with pytest.raises(RuntimeError, match="no more of 'z"):
                 await command.wait()
-            assert box.commands.list() == ()
+            assert await box.commands.list() == ()
 
     asyncio.run(scene())
 

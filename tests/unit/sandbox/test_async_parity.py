@@ -23,7 +23,7 @@ PAIRS = [
     (Sandbox, AsyncSandbox), (Commands, AsyncCommands), (RunningCommand, AsyncRunningCommand),
     (Sessions, AsyncSessions), (Session, AsyncSession), (Files, AsyncFiles),
 ]  # fmt: skip
-SET_IN_INIT = {"id", "send_stdin", "close_stdin", "resize", "kill"}  # handed through as they are
+SET_IN_INIT = {"id"}  # handed through as it is
 OF_COMMANDS = {"start"}  # of a RunningCommand, which is made of it
 
 
@@ -37,6 +37,19 @@ def test_each_call_is_there_with_its_arguments(kind: type, other: type):
             assert hasattr(other, name) or name in SET_IN_INIT, name
         else:
             assert arguments(getattr(other, name)) == arguments(getattr(kind, name)), name
+
+
+@pytest.mark.parametrize("kind", [other for _, other in PAIRS], ids=lambda kind: kind.__name__)
+def test_each_call_is_awaited(kind: type):
+    calls = [
+        (name, getattr(kind, name))
+        for name, found in inspect.getmembers_static(kind)
+        if not name.startswith("_") and not isinstance(found, property)
+    ]
+    assert calls
+    for name, call in calls:
+        arrives = inspect.get_annotations(call).get("return") == "Arrival[AsyncSandbox]"
+        assert arrives or inspect.iscoroutinefunction(call), name
 
 
 def arguments(call: object) -> list[tuple[str, object]]:
