@@ -111,8 +111,10 @@ class Arena:
         words = command(probe, confined)[1:]
         try:
             done = self._guard.run(words, identity, timeout_s=probe.timeout_s, fds=fds, disk=disk)
-        except subprocess.TimeoutExpired:
-            return Seen(False, "timeout")
+        except subprocess.TimeoutExpired as error:
+            said: bytes = error.output or b""  # whatever was asked for
+            found = read_found(said.decode(errors="replace"))
+            return found if found is not None and found.opened else Seen(False, "timeout")
         return read_found(done.stdout) or Seen(False, f"exit {done.returncode}: {done.stderr[-300:]}")
 
     def _create(self, wanted: Box) -> Sandbox:

@@ -144,7 +144,7 @@ def _compare(first: Box, second: Box) -> Deed:
     return deed
 
 
-_SLEEP = Probe("takes", "wait", ("1",), timeout_s=0.3)
+_SLEEP = Probe("takes", "wait", ("2",), timeout_s=0.3)  # more than a busy machine is late
 _ALONE = Box(alone=True)
 
 CASES: tuple[Case, ...] = (

@@ -47,9 +47,10 @@ def command(probe: Probe, confined: bytes = b"") -> list[str]:
 
 
 def judge(result: CommandResult) -> Seen:
-    """What a probe's command came to. One that was ended may have come to its end before it noticed."""
+    """What a probe's command came to. What says that the door is open is believed however the command ended;
+    one that was ended may have found it shut before."""
     found = read_found(result.stdout)
-    if found is not None and result.reason == "exit":
+    if found is not None and (found.opened or result.reason == "exit"):
         return found
     if result.reason == "exit":
         return Seen(False, f"exit {result.exit_code}: {result.stderr[-300:]}")

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from bench import attacks
-from bench.attack_cases import neighbour
+from bench.attack_cases import neighbour, programs
 from bench.attack_cases.arena import Arena
 from bench.attack_cases.model import (
     WITHOUT_BOTH,
     WITHOUT_LANDLOCK,
     Apart,
+    Box,
     Case,
     Instead,
     NoControl,
@@ -22,7 +23,9 @@ from bench.attack_cases.model import (
     Seen,
     Shown,
 )
+from bench.attack_cases.programs import judge
 from bench.attack_cases.trial import Finding, Outcome, run_case
+from sandbox import Policy
 from sandbox.policy.calls import MACHINES, NUMBERS, this_machine
 
 pytestmark = pytest.mark.parametrize("arena", ["function"], indirect=True)
@@ -187,6 +190,32 @@ def test_a_neighbour_that_was_slow_once_is_tried_again(arena: Arena, monkeypatch
     monkeypatch.setattr(neighbour.Neighbour, "_compare", compare)
     assert run_case(case(SHUT), arena).outcome == "denied"
     assert not slow
+
+
+@pytest.mark.parametrize("ending", ["kill -9 $$", "sleep 50", "head -c 4M /dev/zero"])
+def test_what_says_that_it_is_open_is_open_however_it_ends(arena: Arena, ending: str):
+    words = f"echo '{json.dumps({'opened': True, 'said': 'went through'})}'; {ending}"
+    with arena.sandbox(Box(policy=Policy(output_total_bytes=1 << 20))) as box:
+        result = box.commands.run(words, timeout_s=1)
+    assert result.reason != "exit"
+    assert judge(result) == Seen(True, "went through")
+
+
+def test_a_shut_door_is_what_ended_it(arena: Arena):
+    """One that was ended may have said that it found it shut, and something else, before."""
+    with arena.sandbox(Box()) as box:
+        result = box.commands.run('echo \'{"opened": false, "said": "EPERM"}\'; sleep 50', timeout_s=0.5)
+    assert judge(result) == Seen(False, "timeout")
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_so_it_is_outside(arena: Arena, opened: bool, monkeypatch: pytest.MonkeyPatch):
+    text = (
+        f"import time\nprint({json.dumps({'opened': opened, 'said': 'EPERM'})!r}, flush=True)\ntime.sleep(50)"
+    )
+    monkeypatch.setattr(programs, "program", lambda name: text)
+    seen = arena.outside(Probe("any", "any", timeout_s=3), "user")
+    assert seen == (Seen(True, "EPERM") if opened else Seen(False, "timeout"))
 
 
 def test_a_neighbour_works_while_something_is_tried(arena: Arena):
