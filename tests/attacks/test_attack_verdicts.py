@@ -26,6 +26,7 @@ from bench.attack_cases.model import (
 from bench.attack_cases.programs import judge
 from bench.attack_cases.trial import Finding, Outcome, run_case
 from sandbox import Policy
+from sandbox.errors import SandboxError
 from sandbox.policy.calls import MACHINES, NUMBERS, this_machine
 
 pytestmark = pytest.mark.parametrize("arena", ["function"], indirect=True)
@@ -190,6 +191,26 @@ def test_a_neighbour_that_was_slow_once_is_tried_again(arena: Arena, monkeypatch
     monkeypatch.setattr(neighbour.Neighbour, "_compare", compare)
     assert run_case(case(SHUT), arena).outcome == "denied"
     assert not slow
+
+
+@pytest.mark.parametrize(
+    "fault", [neighbour.Slowed("slow"), AssertionError("not well"), SandboxError("gone")]
+)
+def test_a_door_that_opened_once_is_open_whatever_its_neighbour_was(
+    arena: Arena, fault: Exception, monkeypatch: pytest.MonkeyPatch
+):
+    tries = iter([Seen(True, "went through")])
+
+    def deed(_: Arena) -> Seen:
+        return next(tries, Seen(False, "EACCES"))
+
+    def compare(self: neighbour.Neighbour, took_s: list[float]) -> None:
+        del self, took_s
+        raise fault
+
+    monkeypatch.setattr(neighbour.Neighbour, "_compare", compare)
+    finding = run_case(Case(1, "x", "x", deed, frozenset({"EACCES"}), "modes", HERE), arena)
+    assert (finding.outcome, finding.said) == ("open", f"went through; {fault}")
 
 
 @pytest.mark.parametrize("ending", ["kill -9 $$", "sleep 50", "head -c 4M /dev/zero"])
