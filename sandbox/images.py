@@ -79,10 +79,10 @@ def prepare_image(name: str, *, state_dir: Path, init: Path, toolkit: Path) -> I
     built, has_python = _stamp(init), _stamp(toolkit / "bin" / "python3")
     if built is None:
         hint = "run `make setup`, or build it with `python -m sandbox.native.build`"
-        raise UnsupportedError(f"{init} is not there", hint=hint)
+        raise UnsupportedError(f"{init} is not there", capability="static init", hint=hint)
     if has_python is None:
         hint = f"run `make setup`, or make it with `python -m sandbox.toolkit --into {toolkit}`"
-        raise UnsupportedError(f"no toolkit at {toolkit}", hint=hint)
+        raise UnsupportedError(f"no toolkit at {toolkit}", capability="toolkit", hint=hint)
     libraries = _stamp(_LIBRARIES)
     places = (*_SOURCES, *_interpreters(libraries))
     image = _host(state_dir, init, toolkit, (built, has_python, libraries, *map(_stamp, places)))

@@ -275,6 +275,7 @@ def _profile(rules: Policy, state_dir: Path) -> Profile | None:
     if rules.protected or rules.hidden:
         raise UnsupportedError(
             "protected and hidden places need AppArmor, which this host or user does not have",
+            capability="apparmor",
             hint="run as root on a kernel with `apparmor` in its `lsm=` list and apparmor_parser installed",
         )
     return None

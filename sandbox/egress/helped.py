@@ -15,7 +15,7 @@ from sandbox.egress.connection import Connection
 from sandbox.egress.fence import Fence
 from sandbox.egress.forwarding import lacking_ways, switched_off, versions_beyond
 from sandbox.egress.links import Link
-from sandbox.egress.namespaces import check_tools
+from sandbox.egress.namespaces import CAPABILITY, check_tools
 from sandbox.egress.resolver import Resolver
 from sandbox.egress.rules import own_prefixes
 from sandbox.egress.service import Egress, first_nameserver, follow_all, refusing, shared_egress
@@ -46,7 +46,9 @@ class HelpedEgress:
         check_tools()
         if shutil.which("nsenter") is None:
             raise UnsupportedError(
-                "a sandbox with a network needs `nsenter`", hint="apt-get install util-linux"
+                "a sandbox with a network needs `nsenter`",
+                capability=CAPABILITY,
+                hint="apt-get install util-linux",
             )
         self.helper, self.clock = helper, clock or SystemClock()
         self._lock = threading.Lock()  # guards what follows

@@ -15,6 +15,7 @@ from sandbox.programs import run_program
 
 T = TypeVar("T")
 
+CAPABILITY = "egress policy"  # as the doctor calls what sandboxes with a network need
 _CLONE_NEWNET = 0x40000000
 _PATIENCE_S = 20.0
 
@@ -73,7 +74,8 @@ def configure(namespace: int, lines: list[str]) -> None:
 def check_tools() -> None:
     """UnsupportedError where there is nothing to make veths with."""
     if shutil.which("ip") is None:
-        raise UnsupportedError("a sandbox with a network needs `ip`", hint="apt-get install iproute2")
+        words, hint = "a sandbox with a network needs `ip`", "apt-get install iproute2"
+        raise UnsupportedError(words, capability=CAPABILITY, hint=hint)
 
 
 def run_ip(words: list[str], lines: str = "") -> "subprocess.CompletedProcess[str]":

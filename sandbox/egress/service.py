@@ -37,19 +37,25 @@ def check() -> None:
     if os.geteuid() != 0:
         raise UnsupportedError(
             "a sandbox with a network needs root, or the helper that root runs",
+            capability=namespaces.CAPABILITY,
             hint="use network='none', or have root run `dockyard node helper --user NAME`",
         )
     if not any(each.version == 2 for each in cgroups.find_hierarchies()):
-        raise UnsupportedError("a sandbox with a network needs cgroups of version 2", hint=_HINT)
+        words = "a sandbox with a network needs cgroups of version 2"
+        raise UnsupportedError(words, capability=namespaces.CAPABILITY, hint=_HINT)
     if not EGRESS_OBJECT.is_file():
         hint = "apt-get install clang libbpf-dev, then `python -m sandbox.egress.build`"
-        raise UnsupportedError("the egress programs are not built", hint=hint)
+        raise UnsupportedError(
+            "the egress programs are not built", capability=namespaces.CAPABILITY, hint=hint
+        )
     namespaces.check_tools()
     try:
         load_library()
     except OSError as error:
         raise UnsupportedError(
-            f"a sandbox with a network needs libbpf: {error}", hint="apt-get install libbpf1"
+            f"a sandbox with a network needs libbpf: {error}",
+            capability=namespaces.CAPABILITY,
+            hint="apt-get install libbpf1",
         ) from error
 
 
@@ -87,7 +93,9 @@ class Egress:
                 self.fence = Fence(self._look(), self._on_refusal)
             except OSError as error:
                 raise UnsupportedError(
-                    f"this kernel does not take the egress programs: {error}", hint=_HINT
+                    f"this kernel does not take the egress programs: {error}",
+                    capability=namespaces.CAPABILITY,
+                    hint=_HINT,
                 ) from error
             on_failure.callback(self.fence.close)
             self._trunk = self._make_trunk(cgroups.state_key(state_dir))
@@ -186,7 +194,8 @@ class Egress:
         try:
             return Trunk(self._uplink, state, self.fence.lead)
         except OSError as error:
-            raise UnsupportedError(f"there is no way to sandboxes: {error}", hint=_HINT) from error
+            words = f"there is no way to sandboxes: {error}"
+            raise UnsupportedError(words, capability=namespaces.CAPABILITY, hint=_HINT) from error
 
     def _make_link(self) -> links.Link:
         """On any thread, and on several at a time."""

@@ -76,7 +76,8 @@ def _find_runtime(name: str | None, path: str | None) -> str:
         if (found := shutil.which(candidate, path=path)) is not None:
             return found
     wanted = " or ".join(RUNTIMES) if name is None else name
-    raise UnsupportedError(f"substrate 'container' needs {wanted}", hint="apt-get install crun")
+    words, hint = f"substrate 'container' needs {wanted}", "apt-get install crun"
+    raise UnsupportedError(words, capability="substrate container", hint=hint)
 
 
 def is_unverified(runtime: str | None) -> bool:

@@ -79,5 +79,6 @@ def _covered(covers: Covers) -> list[str]:
 def _bubblewrap() -> str:
     found = shutil.which("bwrap")
     if found is None:
-        raise UnsupportedError("substrate 'function' needs bubblewrap", hint="apt-get install bubblewrap")
+        words, hint = "substrate 'function' needs bubblewrap", "apt-get install bubblewrap"
+        raise UnsupportedError(words, capability="substrate function", hint=hint)
     return found
