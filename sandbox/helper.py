@@ -93,6 +93,16 @@ class Helper:
             ears.register(self._connection, select.POLLIN)
             return not ears.poll(0)  # nothing is said unasked
 
+    def has_ended(self) -> bool:
+        """Whether the other end has gone, or this one is closed: for any thread, also while another waits for
+        an answer. Does not block."""
+        fd = self._connection.fileno()
+        if fd < 0:
+            return True
+        ears = select.poll()
+        ears.register(fd, 0)
+        return any(event & select.POLLHUP for _, event in ears.poll(0))
+
     def close(self) -> None:
         """Whatever was made through it ends."""
         with self._lock:

@@ -26,6 +26,8 @@ _GONE_TEXT: dict[GoneReason, str] = {
     "lost": "ended by itself: its first process died",
     "forked": "is the process's that this one was forked from",
 }
+_HELPER_GONE = "ended with its helper (`dockyard node helper`), which root runs and which has ended"
+_HELPER_HINT = "have root start the helper again, then create a new one; root's log says why it ended"
 _FORKED_HINT = "ask that process by `sandbox.sandboxes.attach`, or create one of this process's own"
 
 
@@ -49,6 +51,7 @@ class Life:
         self._clock = clock
         self._lock = threading.Lock()  # guards what follows
         self._reason: GoneReason | None = None
+        self._with_helper = False  # it went when that did
         self._num_active = self._num_begun = 0
         self._still: Counters | None = Counters()  # while nothing runs; None where they have to be read
         self._began_ns = self._last_used_ns = clock.now_ns()
@@ -87,11 +90,11 @@ class Life:
     def gone(self) -> SandboxGone | None:
         """Why the sandbox has ended, None while it has not."""
         with self._lock:
-            reason = self._reason
+            reason, with_helper = self._reason, self._with_helper
         if reason is None:
             return None
-        text = f"sandbox {self._id} {_GONE_TEXT[reason]}"
-        hint = _FORKED_HINT if reason == "forked" else "create a new one"
+        text = f"sandbox {self._id} {_HELPER_GONE if with_helper else _GONE_TEXT[reason]}"
+        hint = _FORKED_HINT if reason == "forked" else _HELPER_HINT if with_helper else "create a new one"
         return SandboxGone(text, reason=reason, hint=hint, sandbox_id=self._id)
 
     def set_timeout(self, lifetime_s: float | None, idle_s: float | Literal["keep"] | None) -> None:
@@ -205,6 +208,9 @@ class Life:
 
     def on_lost(self) -> None:
         """At the channel's end: the stream has ended, by us or by itself."""
+        has_lost_helper = self._ownership.has_lost_helper()
+        with self._lock:
+            self._with_helper = self._reason is None and has_lost_helper
         self.end("lost")
 
     def deadline_ns(self) -> int | None:

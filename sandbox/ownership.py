@@ -8,6 +8,7 @@ from pathlib import Path
 from sandbox import cgroups
 from sandbox.egress.connection import Connection
 from sandbox.egress.helped import HelpedEgress, Uplink
+from sandbox.egress.namespaces import CAPABILITY
 from sandbox.egress.service import Egress
 from sandbox.errors import SandboxError, UnsupportedError
 from sandbox.guard.node import Guard
@@ -25,6 +26,7 @@ from sandbox.processes import NOBODY, boot_id, find_process, this_process
 from sandbox.refusals import Counts
 from sandbox.root_ranges import shared_root_ranges
 
+_NO_GROUP = "a sandbox with a network needs cgroups of version 2"
 _END_PATIENCE_S = 5.0
 
 
@@ -90,7 +92,7 @@ class Ownership:
         to enter. Raises UnsupportedError without a version 2 group, CapacityError or StartError."""
         group = self.groups.unified
         if group is None:
-            raise UnsupportedError("a sandbox with a network needs cgroups of version 2")
+            raise UnsupportedError(_NO_GROUP, capability=CAPABILITY)
         self.connection = egress.connect(self._record.id, group, network)
         self._egress = egress
         self._record = replace(self._record, links=(self.connection.link.name,))
@@ -101,6 +103,10 @@ class Ownership:
         """Does for its launcher what a helper has to do. Once for a sandbox."""
         self._helper = helper
         return HelpedLaunch(self, helper, self._record.id, uplink, network)
+
+    def has_lost_helper(self) -> bool:
+        """Whether a helper had a hand in it that has ended, and with it the sandbox. Does not block."""
+        return self._helper is not None and self._helper.has_ended()
 
     def take_connection(self, egress: HelpedEgress, connection: Connection) -> None:
         """One that the helper has made, in the place of `connect`."""
@@ -203,6 +209,6 @@ class HelpedLaunch:
             return
         if group is None:
             resolver.close()
-            raise UnsupportedError("a sandbox with a network needs cgroups of version 2")
+            raise UnsupportedError(_NO_GROUP, capability=CAPABILITY)
         connection = self._uplink.connect_process(self._name, group, self._network, pid, resolver)
         self._ownership.take_connection(self._uplink, connection)

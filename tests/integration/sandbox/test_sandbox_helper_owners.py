@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,22 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root runs the helper"
 OWNER = (
     BEGIN
     + r"""
+import time
 from sandbox.policy.presets import agent
 options = {"state_dir": Path(sys.argv[3]), "toolkit": toolkit, "substrate": sys.argv[4]}
 if len(sys.argv) > 5:
     options["policy"] = agent(f"{sys.argv[5]}:80")
 box = Sandbox.create(**options)
 box.commands.start("sleep 1000")
+def ended():
+    patience = time.monotonic() + 30
+    while box.ended is None and time.monotonic() < patience:
+        time.sleep(0.01)
+    return box.ended and box.ended.record()
 print(json.dumps([box.id, box._made.launched.init_pid]), flush=True)
 for line in sys.stdin:
-    print(json.dumps(box.commands.run("echo here").stdout.strip()), flush=True)
+    told = ended() if "ended" in line else box.commands.run("echo here").stdout.strip()
+    print(json.dumps(told), flush=True)
 """
 )
 
@@ -74,6 +82,20 @@ def test_sandboxes_end_with_the_helper(user: User):
         wait_until(lambda: find_process(init) is None)
         assert helper.wait() == 0
         assert groups_of_user() == []
+        _is_the_helpers_end(told_how_it_ended(owner))
+
+
+def told_how_it_ended(owner: "subprocess.Popen[str]") -> dict[str, str]:
+    assert owner.stdin is not None
+    owner.stdin.write("ended\n")
+    owner.stdin.flush()
+    return said(owner)
+
+
+def _is_the_helpers_end(record: dict[str, str]) -> None:
+    assert (record["reason"], record["blame"]) == ("lost", "platform")
+    assert "ended with its helper (`dockyard node helper`)" in record["message"]
+    assert "start the helper again" in record["hint"]
 
 
 def test_a_helper_that_was_killed_leaves_nothing_to_the_next(user: User):
@@ -86,6 +108,7 @@ def test_a_helper_that_was_killed_leaves_nothing_to_the_next(user: User):
         with user.helped():
             wait_until(lambda: groups_of_user() == [])
             wait_until(lambda: find_process(init) is None)
+        _is_the_helpers_end(told_how_it_ended(owner))
 
 
 CYCLES = (
