@@ -31,6 +31,8 @@ _KINDS: dict[int, type[FileError]] = {
 }
 _OF_COMMANDS = frozenset({errno.ETOOMANYREFS})  # what only they bring about
 _REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+# Of what a masked place shows nothing of: an empty directory, or the null device in a file's place.
+_NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, Trouble.NOT_REGULAR})
 
 
 class FileErrors:
@@ -43,7 +45,8 @@ class FileErrors:
         """`number` is an errno or a Trouble; `to` is a second path, of a move."""
         where = f"{path} -> {to}" if to else path
         text = _WORDS.get(number) or os.strerror(number)
-        if number in _REFUSALS and (field := next(self._fields(path, to), None)) is not None:
+        field = next(self._fields(path, to), None)
+        if field is not None and (number in _REFUSALS or (field == "masked" and number in _NOTHING)):
             return PathDenied(
                 f"{where}: {text}: the policy has it in `{field}`",
                 field=field, path=where, number=number, sandbox_id=self._sandbox_id,

@@ -155,10 +155,12 @@ class Files:
             return describe(fd, posixpath.basename(place))
 
     def exists(self, path: str) -> bool:
-        """True when there is something, a dangling link too."""
+        """True when there is something, a dangling link too. In a masked place there is nothing."""
         try:
             self.stat(path)
-        except FileMissing:
+        except FileError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise
             return False
         return True
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sandbox import Policy, Sandbox, TerminalSize
-from sandbox.errors import InvalidArgument, PathDenied, PolicyDenied, UnsupportedError
+from sandbox.errors import FileMissing, InvalidArgument, PathDenied, PolicyDenied, UnsupportedError
 from sandbox.layers.choice import choose
 
 Create = Callable[..., Sandbox]
@@ -82,6 +82,22 @@ def test_a_masked_place_shows_nothing(create: Create, substrate: str):
     with pytest.raises(PathDenied) as caught:
         narrow.files.write("/usr/share/a", b"x")
     assert caught.value.field == "masked"
+
+
+def test_what_a_masked_place_does_not_show_is_said_to_be_the_policys(create: Create, substrate: str):
+    places = ("/usr/share", "/usr/lib/os-release", "/proc/version")
+    files = create(substrate=substrate, policy=Policy(masked=places)).files
+    for place in ("/usr/share/a", "/usr/share/a/b", *places[1:]):
+        for call in (files.read, files.list, files.remove, lambda at: files.write(at, b"x")):
+            with pytest.raises(PathDenied, match="the policy has it in `masked`") as caught:
+                call(place)
+            assert caught.value.field == "masked"
+    with pytest.raises(PathDenied):
+        files.stat("/usr/share/a")
+    assert not files.exists("/usr/share/a")
+    assert files.list("/usr/share") == ()
+    with pytest.raises(FileMissing):
+        files.read("/usr/nothing")
 
 
 def test_a_read_only_place_is_not_written_to(create: Create, substrate: str):
