@@ -5,6 +5,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Generator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,7 +39,12 @@ def serve(config: DockyardConfig, on_ready: Ready, say: Callable[[str], None]) -
     or there are no threads, and what `deployed` raises.
     """
     state = StateFolder(config.state_dir)
-    with _listening(config, state) as listener, deployed(config, state, say) as deployment:
+    # The threads are not the loop's own: it starts one more to end those, and waits for it without end.
+    with (
+        _listening(config, state) as listener,
+        deployed(config, state, say) as deployment,
+        _threads() as threads,
+    ):
         host, port = listener.getsockname()[:2]
         url = f"http://{host}:{port}"
 
@@ -48,26 +54,31 @@ def serve(config: DockyardConfig, on_ready: Ready, say: Callable[[str], None]) -
             on_ready(url, deployment)
 
         with signals_heard():  # while the gateway runs, uvicorn drains first
-            asyncio.run(_gateway(config, deployment, listener, ready))
+            asyncio.run(_gateway(config, deployment, listener, threads, ready))
 
 
 async def _gateway(
-    config: DockyardConfig, deployment: Deployment, listener: socket.socket, on_ready: Callable[[], None]
+    config: DockyardConfig,
+    deployment: Deployment,
+    listener: socket.socket,
+    threads: Executor,
+    on_ready: Callable[[], None],
 ) -> None:
+    loop = asyncio.get_running_loop()
+
     async def status() -> dict[str, Any]:
-        return await asyncio.to_thread(deployment.describe)
+        return await loop.run_in_executor(threads, deployment.describe)
 
     async def counts() -> list[tuple[str, WorkerCounts | None]]:
-        return await asyncio.to_thread(deployment.counts)
+        return await loop.run_in_executor(threads, deployment.counts)
 
     async def set_pace(role: str, factor: float) -> None:
-        await asyncio.to_thread(deployment.set_pace, role, factor)
+        await loop.run_in_executor(threads, deployment.set_pace, role, factor)
 
-    asyncio.get_running_loop().set_default_executor(_threads())
     others = [worker.socket_path for worker in deployment.workers[1:]]
     async with TokenClient(deployment.entry.socket_path, others) as client:
         service = ChatService(deployment.model, client, config.gateway)
-        app = create_app(service, status, counts, set_pace)
+        app = create_app(service, status, counts, set_pace, threads)
         settings = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off",
             timeout_graceful_shutdown=max(1, math.ceil(config.gateway.drain_s)),
@@ -83,7 +94,7 @@ async def _gateway(
 
 
 def _threads() -> ReadyThreads:
-    """As many as asyncio's own, which are started while it serves: for one that is not to be had, all would
+    """As many as the loop's own, which are started while it serves: for one that is not to be had, all would
     wait."""
     try:
         return ReadyThreads(min(32, (os.cpu_count() or 1) + 4), "gateway")

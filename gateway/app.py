@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -34,11 +35,18 @@ Prepare = Callable[[bytes, ChatService], Asked]
 Write = Callable[[ReplyHead, int], ReplyWriter]
 
 
-def create_app(service: ChatService, status: Status, counts: Counts, set_pace: SetPace) -> FastAPI:
+def create_app(
+    service: ChatService,
+    status: Status,
+    counts: Counts,
+    set_pace: SetPace,
+    threads: Executor | None = None,
+) -> FastAPI:
     """The application.
 
     `status` gives what `/dockyard/status` shows: workers, placement, statistics. `counts`: of each worker, by
-    its role, None where it does not answer. `set_pace` slows a worker.
+    its role, None where it does not answer. `set_pace` slows a worker. `threads`, on which
+    prompts are tokenised: None is the loop's own, which come up, or do not, while it serves.
     """
     app = FastAPI(title="Dockyard", docs_url=None, redoc_url=None, openapi_url=None)
     answer_errors(app)
@@ -55,7 +63,8 @@ def create_app(service: ChatService, status: Status, counts: Counts, set_pace: S
         try:
             body = await read_body(request, service.config, service.ending)
             arrived_ns = clock.now_ns()  # before tokenising: that is a part of what the client waits for
-            asked = await asyncio.to_thread(prepare, body, service)  # seconds, for a long conversation
+            loop = asyncio.get_running_loop()
+            asked = await loop.run_in_executor(threads, prepare, body, service)  # seconds, for a long one
         except InvalidRequest as error:
             return refusal_response(error)
         timed = tuple(replace(generation, arrived_ns=arrived_ns) for generation in asked.generations)
