@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.model.registry import load_model
     from engine.request import Request
-    from protocol.sampling import SamplingParams
+    from protocol.sampling import SamplingParams, Structure
 
-__all__ = ["Engine", "EngineConfig", "Request", "SamplingParams", "load_model"]
+__all__ = ["Engine", "EngineConfig", "Request", "SamplingParams", "Structure", "load_model"]
 
 _HOMES = {
     "Engine": "engine.engine",
     "EngineConfig": "engine.config",
     "Request": "engine.request",
     "SamplingParams": "protocol.sampling",
+    "Structure": "protocol.sampling",
     "load_model": "engine.model.registry",
 }
 
