@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
 
 from engine.errors import InvalidRequest
 from gateway.answering import ReplyWriter, answer
@@ -19,7 +20,7 @@ from gateway.chat_writer import ChatWriter
 from gateway.completion_body import parse_completion
 from gateway.completion_request import prepare_completion
 from gateway.completion_writer import CompletionWriter
-from gateway.errors import answer_errors, error_response, refusal_response
+from gateway.errors import answer_errors, error_code, error_response, refusal_response
 from gateway.generation import Asked
 from gateway.metrics import GatewayMetrics
 from gateway.service import ChatService
@@ -59,18 +60,26 @@ def create_app(
     async def completions(request: Request) -> Response:
         return await generated(request, _prepared_completion, "cmpl", CompletionWriter)
 
-    async def generated(request: Request, prepare: Prepare, prefix: str, write: Write) -> Response:
-        try:
-            body = await read_body(request, service.config, service.ending)
-            arrived_ns = clock.now_ns()  # before tokenising: that is a part of what the client waits for
-            loop = asyncio.get_running_loop()
-            asked = await loop.run_in_executor(threads, prepare, body, service)  # seconds, for a long one
-        except InvalidRequest as error:
-            return refusal_response(error)
+    async def begun(request: Request, prepare: Prepare, prefix: str, write: Write) -> Response:
+        body = await read_body(request, service.config, service.ending)
+        arrived_ns = clock.now_ns()  # before tokenising: that is a part of what the client waits for
+        loop = asyncio.get_running_loop()
+        asked = await loop.run_in_executor(threads, prepare, body, service)  # seconds, for a long one
         timed = tuple(replace(generation, arrived_ns=arrived_ns) for generation in asked.generations)
         head = ReplyHead(new_id("req").replace("req-", f"{prefix}-"), int(time.time()), service.model.name)
         writer = write(head, asked.num_prompt)
         return await answer(request, service, metrics, replace(asked, generations=timed), writer)
+
+    async def generated(request: Request, prepare: Prepare, prefix: str, write: Write) -> Response:
+        try:
+            return await begun(request, prepare, prefix, write)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            metrics.failed(error_code(error))
+            if isinstance(error, InvalidRequest):
+                return refusal_response(error)
+            raise
 
     async def models() -> dict[str, Any]:
         entry = {

@@ -43,6 +43,12 @@ _HEADERS = {
     "lost": {"connection": "close"},
 }
 _CODES = {404: "not_found", 405: "method"}
+_OF_ERRORS: dict[type[Exception], str] = {
+    ContextExceeded: "context_length_exceeded",  # an InvalidRequest, too
+    InvalidRequest: "invalid",
+    BodyLate: "late",
+    ServerEnding: "lost",
+}
 # Fields of the engine's requests by where a body has them.
 _OURS = {name: f"dockyard.{name}" for name in ("slack_ms", "generated_ids", "resumed")}
 
@@ -58,8 +64,12 @@ def error_response(code: str, message: str, parameter: str = "", retry_after_s: 
 
 def refusal_response(error: InvalidRequest) -> Response:
     """The whole reply to a request that cannot be served."""
-    code = "context_length_exceeded" if isinstance(error, ContextExceeded) else "invalid"
-    return error_response(code, str(error), error.parameter)
+    return error_response(error_code(error), str(error), error.parameter)
+
+
+def error_code(error: Exception) -> str:
+    """Of what keeps a request from its answer before an engine has it."""
+    return next((code for kind, code in _OF_ERRORS.items() if isinstance(error, kind)), "internal")
 
 
 def failure_response(failure: Failed) -> Response:
@@ -90,11 +100,11 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 async def _late(request: Request, error: Exception) -> Response:
-    return error_response("late", "the request's body was not whole in its time", "body")
+    return error_response(error_code(error), "the request's body was not whole in its time", "body")
 
 
 async def _ending(request: Request, error: Exception) -> Response:
-    return error_response("lost", "the server is ending")
+    return error_response(error_code(error), "the server is ending")
 
 
 async def _gone(request: Request, error: Exception) -> Response:
