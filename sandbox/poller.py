@@ -24,7 +24,7 @@ _MOST_EVENTS = 64
 # the kernel refuses a file that more than 500 nested ones watch.
 _BELL = os.eventfd(1, os.EFD_CLOEXEC)
 _RING = select.EPOLLIN | select.EPOLLONESHOT
-_LOOK_S = 0.05  # how often it is looked whether the thread of an end is up
+_LOOK_S = 0.05  # how often it is looked whether the thread of an end is up, or memory is there again
 _NUM_POLLERS = min(4, os.cpu_count() or 1)  # a sandbox that prints without end holds up those of one
 
 
@@ -62,7 +62,7 @@ class Poller:
         self._lock = threading.Lock()  # guards what follows
         self._epoll: select.epoll | None = None
         self._thread: threading.Thread | None = None
-        self._served: dict[int, Served] = {}
+        self._served: dict[int, _Seat] = {}
         self._rung: set[int] = set()
 
     @property
@@ -77,17 +77,16 @@ class Poller:
         fd = served.fileno()
         with self._lock:
             if self._epoll is not None:
-                self._epoll.register(fd, select.EPOLLIN)
-                self._served[fd] = served
-                self._ring(fd)
+                self._join(self._epoll, fd, served)
                 return
             self._epoll = select.epoll()
             try:
                 self._epoll.register(_BELL, _RING)
                 self._epoll.register(fd, select.EPOLLIN)
-                self._served[fd] = served
+                self._served[fd] = _Seat(served)
                 self._rung.add(fd)
-                self._thread = TimelyThread(partial(self._run, self._epoll), name="sandboxes")
+                work = partial(self._run, self._epoll, _Agenda(), _Ends())
+                self._thread = TimelyThread(work, name="sandboxes")
                 self._thread.start()
             except BaseException as error:
                 self._served.clear()
@@ -96,6 +95,17 @@ class Poller:
                 if isinstance(error, NoThread):
                     raise OSError(errno.EAGAIN, f"{error} for {served.name}") from error
                 raise
+
+    def _join(self, epoll: select.epoll, fd: int, served: Served) -> None:
+        epoll.register(fd, select.EPOLLIN)
+        try:
+            self._served[fd] = _Seat(served)
+            self._ring(fd)
+        except BaseException:  # for want of memory: whoever asked takes it for not served
+            self._served.pop(fd, None)
+            self._rung.discard(fd)
+            epoll.unregister(fd)
+            raise
 
     def ring(self, fd: int) -> None:
         """Has whoever has that descriptor take a turn. Nothing happens when nobody has it any more."""
@@ -124,41 +134,73 @@ class Poller:
             self._epoll.close()
         self._epoll = self._thread = None
 
-    def _run(self, epoll: select.epoll) -> None:
-        agenda, ends = _Agenda(), _Ends()
+    def _run(self, epoll: select.epoll, agenda: "_Agenda", ends: "_Ends") -> None:
+        is_behind = False
         while True:
-            ready = [fd for fd, _ in epoll.poll(_sooner(agenda.wait_s(), ends.wait_s()), _MOST_EVENTS)]
-            for fd in dict.fromkeys([*ready, *self._take_rung(), *agenda.take_due()]):
-                if not self._give_turn(epoll, fd, agenda, ends):
+            try:
+                if epoll.closed:
                     ends.settle()
                     return
-            ends.look()
+                self._give_turns(epoll, agenda, ends, everyone=is_behind)
+                is_behind = False
+            except MemoryError:  # whose turns are lost with what was ready, rung or due, nobody knows
+                is_behind = True
+                time.sleep(_LOOK_S)
 
-    def _give_turn(self, epoll: select.epoll, fd: int, agenda: "_Agenda", ends: "_Ends") -> bool:
-        """False when that was the last turn of all. A fault ends who has it, and nobody else."""
-        if (served := self._served.get(fd)) is None:
-            return True
+    def _give_turns(
+        self, epoll: select.epoll, agenda: "_Agenda", ends: "_Ends", *, everyone: bool = False
+    ) -> None:
+        """To all who are ready, rung or due, or to `everyone`. Returns at once when there is nobody left: the
+        epoll is closed then, and what is served from now on is another thread's."""
+        wait_s = 0.0 if everyone else _sooner(agenda.wait_s(), ends.wait_s())
+        ready = [fd for fd, _ in epoll.poll(wait_s, _MOST_EVENTS)]
+        rest = self._served.copy() if everyone else ()
+        for fd in dict.fromkeys([*ready, *self._take_rung(), *agenda.take_due(), *rest]):
+            self._give_turn(epoll, fd, agenda, ends)
+            if epoll.closed:
+                return
+        ends.look()
+
+    def _give_turn(self, epoll: select.epoll, fd: int, agenda: "_Agenda", ends: "_Ends") -> None:
+        """A fault ends who has it, and nobody else."""
+        if (seat := self._served.get(fd)) is None:
+            return
         try:
-            if served.turn():
-                agenda.put(fd, served.wait_s())
-                return True
+            if seat.has_turns and seat.served.turn():
+                agenda.put(fd, seat.served.wait_s())
+                return
+            seat.has_turns = False
         except Exception:
+            seat.has_turns = False
             _tell()
-        return not self._part(epoll, served, agenda, ends)
+        self._part(epoll, fd, seat, agenda, ends)
 
-    def _part(self, epoll: select.epoll, served: Served, agenda: "_Agenda", ends: "_Ends") -> bool:
-        """Whether it was the last one; nothing of this thread's is left then."""
-        fd, thread = served.fileno(), None
+    def _part(self, epoll: select.epoll, fd: int, seat: "_Seat", agenda: "_Agenda", ends: "_Ends") -> None:
+        """With the last one, nothing of this thread's is left."""
         agenda.put(fd, None)
         with self._lock:
             epoll.unregister(fd)
             del self._served[fd]
             self._rung.discard(fd)
             if not self._served:
-                thread = self._thread
+                seat.thread = self._thread
                 self._close()
-        ends.begin(partial(_end, served, thread), served.name)
-        return thread is not None
+        ends.begin(seat, seat.served.name)
+
+
+class _Seat:
+    """Of one who is served. Made before the first turn: after the last there may be no memory for it."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.has_turns = True
+        self.thread: threading.Thread | None = None  # the poller's, where this was the last one
+
+    def __call__(self) -> None:
+        """Their end."""
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join()  # so that nobody finds it who waits for the end
+        self.served.end()
 
 
 class _Agenda:
@@ -207,11 +249,16 @@ class _Ends:
     def begin(self, end: Callable[[], object], name: str) -> None:
         try:
             thread = TimelyThread(end, name=name)
+            self._begun.append(thread)
+        except MemoryError:
+            _do(end)
+            return
+        try:
             thread.begin()
         except (NoThread, MemoryError):
+            thread.take_back()
+            self._begun.pop()
             _do(end)
-        else:
-            self._begun.append(thread)
 
     def wait_s(self) -> float | None:
         """Until `look` is due; None where there is nothing to look for."""
@@ -219,11 +266,14 @@ class _Ends:
 
     def look(self) -> None:
         for _ in range(len(self._begun)):
-            thread = self._begun.popleft()
+            thread = self._begun[0]
             if thread.is_lost and (end := thread.take_back()) is not None:
+                self._begun.popleft()
                 _do(end)
-            elif not thread.has_begun:
-                self._begun.append(thread)
+            elif thread.has_begun:
+                self._begun.popleft()
+            else:
+                self._begun.rotate(-1)
 
     def settle(self) -> None:
         """Blocks until each has begun or is done: for a poller that has nobody to serve any more."""
@@ -237,12 +287,6 @@ def _do(end: Callable[[], object]) -> None:
         end()
     except Exception:
         _tell()
-
-
-def _end(served: Served, thread: threading.Thread | None) -> None:
-    if thread is not None and thread is not threading.current_thread():
-        thread.join()  # so that nobody finds it who waits for the end
-    served.end()
 
 
 def _tell() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thread_shortage import WAYS, Way, dead_at_birth, run_short
 
+import sandbox.poller as poller_module
 from protocol.threads import TimelyThread
 from sandbox.poller import Poller, _Agenda
 
@@ -26,6 +27,8 @@ class Counter:
     raises: bool = False
     name: str = "counter"
     turns: int = 0
+    late_turns: int = 0
+    is_over: bool = False
     ended_on: threading.Thread | None = None
 
     def __post_init__(self) -> None:
@@ -45,6 +48,8 @@ class Counter:
         except BlockingIOError:
             data = b""
         self.turns += 1
+        self.late_turns += self.is_over
+        self.is_over = self.is_over or data == b"."
         self.turned.release()
         if self.raises:
             raise LookupError
@@ -183,6 +188,89 @@ def test_an_end_whose_thread_never_comes_up_is_the_pollers_and_the_others_have_t
     other.ring(b".")
     assert other.ended.wait(PATIENCE_S)
     assert other.ended_on is not own
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["Poller._take_rung", "_Agenda.wait_s", "_Agenda.take_due", "_Ends.wait_s", "_Ends.look", "_Ends.settle"],
+)
+def test_want_of_memory_costs_nobody_a_turn(poller: Poller, monkeypatch: pytest.MonkeyPatch, step: str):
+    """What the step found is lost with it."""
+    failures = iter(range(20))
+    kind, name = step.split(".")
+    owner = getattr(poller_module, kind)
+    done = getattr(owner, name)
+
+    def fail(self: object) -> object:
+        found = done(self)
+        if next(failures, None) is not None:
+            raise MemoryError
+        return found
+
+    monkeypatch.setattr(poller_module, "_LOOK_S", 0.001)
+    one, other = Counter(due_s=[0.0] * 5), Counter()
+    poller.serve(other)
+    other.wait_for_turns(1)
+    own = poller._thread
+    monkeypatch.setattr(owner, name, fail)
+    poller.serve(one)
+    one.wait_for_turns(6)
+    for _ in range(5):
+        poller.ring(other.fileno())
+        other.wait_for_turns(1)
+    for each in (one, other):
+        each.ring(b"x.")
+        assert each.ended.wait(PATIENCE_S)
+    assert own is not None
+    own.join(PATIENCE_S)
+    assert not own.is_alive()
+    last = Counter()
+    poller.serve(last)
+    last.ring(b".")
+    assert last.ended.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("owner", "part"), [(Poller, "_part"), (poller_module, "TimelyThread")], ids=["seat", "thread"]
+)
+def test_want_of_memory_costs_nobody_an_end(
+    poller: Poller, monkeypatch: pytest.MonkeyPatch, owner: object, part: str
+):
+    """Nor does anybody have a turn after their last."""
+    counters = [Counter() for _ in range(5)]
+    for one in counters:
+        poller.serve(one)
+    failures, done = iter(range(3)), getattr(owner, part)
+
+    def fail(*args: object, **options: object) -> object:
+        if next(failures, None) is not None:
+            raise MemoryError
+        return done(*args, **options)
+
+    monkeypatch.setattr(owner, part, fail)
+    for one in counters:
+        one.ring(b".x")
+        assert one.ended.wait(PATIENCE_S)
+        assert one.late_turns == 0
+
+
+def test_who_finds_no_memory_to_be_served_is_not(poller: Poller, monkeypatch: pytest.MonkeyPatch):
+    first, one = Counter(), Counter()
+    poller.serve(first)
+
+    def fail(self: Poller, fd: int) -> None:
+        self._rung.add(fd)
+        raise MemoryError
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Poller, "_ring", fail)
+        with pytest.raises(MemoryError):
+            poller.serve(one)
+    assert poller.num_served == 1
+    poller.serve(one)
+    for each in (one, first):
+        each.ring(b".")
+        assert each.ended.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize("way", WAYS)
