@@ -18,7 +18,7 @@ from sandbox.privileged.addresses import Addresses
 from sandbox.privileged.denials import CONTROL_PORTS, NOWHERE, POOL_4, POOL_6, entries
 
 __all__ = ["user"]  # a fixture
-LATER, LATER_6 = "198.51.100.9", "2001:db8::9"
+LATER, LATER_6, NEAR = "198.51.100.9", "2001:db8::9", "203.0.113.5"
 
 
 @pytest.fixture
@@ -142,6 +142,28 @@ def test_the_machines_addresses_are_those_that_it_has_now(world: Internet):
     change(world, "delete")
     assert set(addresses.current()) == before
     addresses.close()
+
+
+def test_what_a_machine_answers_to_beside_its_addresses_is_its_own_too(
+    world: Internet, create, state_dir: Path
+):
+    """A network's broadcast address, and the first of one of version 6, which is any router's."""
+    namespaces.configure(
+        world.namespace,
+        [f"address add {NEAR}/24 brd + dev lo", "address add 2001:db8:5::5/64 dev lo nodad"],
+    )
+    beside = ("203.0.113.255", "2001:db8:5::")
+    addresses = namespaces.run_in(world.namespace, Addresses)
+    assert {NEAR, "2001:db8:5::5", *beside} <= set(addresses.current())
+    addresses.close()
+    egress = Egress(state_dir, uplink=world.path, nameserver=NAMESERVER, num_spare=0)
+    try:
+        with create(policy=presets.open_internet(), egress=egress) as box:
+            calls = [f"udp('{each}', 5000)" for each in (NEAR, *beside)]
+            assert attempt(box, *calls)[0] == ["EPERM"] * 3
+    finally:
+        egress.close()
+    assert b"datagram" not in world.heard
 
 
 def test_helper_and_owner_deny_the_same():
