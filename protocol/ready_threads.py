@@ -111,7 +111,7 @@ def _end(calls: _Calls, count: int) -> None:
 
 def _join(workers: list[_Worker]) -> None:
     for worker in workers:
-        if worker.has_begun:
+        if worker.is_alive():  # none that never came up
             worker.join()
 
 

@@ -24,6 +24,18 @@ def own() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("ready")]
 
 
+def joined(patches: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Counts the waits for an end of a thread, as they begin."""
+    join, joins = TimelyThread.join, threading.Semaphore(0)
+
+    def told(thread: TimelyThread, timeout: float | None = None) -> None:
+        joins.release()
+        join(thread, timeout)
+
+    patches.setattr(TimelyThread, "join", told)
+    return joins
+
+
 def test_they_are_there_at_once_and_gone_at_the_end() -> None:
     with ReadyThreads(3, "ready") as pool:
         assert sorted(thread.name for thread in own()) == ["ready_0", "ready_1", "ready_2"]
@@ -133,13 +145,7 @@ def test_asyncio_does_not_take_it_for_its_default() -> None:
 
 def test_several_may_shut_it_down_and_each_waits_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever takes out what waits takes out the marks of the end that another has put there."""
-    join, joins = TimelyThread.join, threading.Semaphore(0)
-
-    def told(thread: TimelyThread, timeout: float | None = None) -> None:
-        joins.release()
-        join(thread, timeout)
-
-    monkeypatch.setattr(TimelyThread, "join", told)
+    joins = joined(monkeypatch)
     pool, goes_on, begun = ReadyThreads(2, "ready"), threading.Event(), threading.Barrier(3)
     running = [pool.submit(lambda: begun.wait(PATIENCE_S) + goes_on.wait(PATIENCE_S)) for _ in range(2)]
     begun.wait(PATIENCE_S)
@@ -156,6 +162,26 @@ def test_several_may_shut_it_down_and_each_waits_for_the_end(monkeypatch: pytest
         assert not ender.is_alive()
     assert all(call.done() for call in running)
     assert own() == []
+
+
+def test_one_that_is_up_and_has_not_looked_for_work_yet_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joins, looks, taken, done = joined(monkeypatch), threading.Event(), TimelyThread._taken, list[int]()
+
+    def late(thread: TimelyThread) -> Callable[[], object] | None:
+        assert looks.wait(PATIENCE_S)
+        return taken(thread)
+
+    monkeypatch.setattr(TimelyThread, "_taken", late)
+    pool = ReadyThreads(1, "ready")
+    pool.submit(done.append, 1)
+    ender = threading.Thread(target=pool.shutdown, daemon=True)
+    ender.start()
+    is_waited_for = joins.acquire(timeout=PATIENCE_S)
+    looks.set()
+    threading.Thread.join(ender, PATIENCE_S)
+    assert (is_waited_for, done) == (True, [1])
 
 
 def test_who_lets_go_of_it_waits_for_nothing() -> None:
@@ -219,6 +245,8 @@ def test_none_stays_behind_an_interrupt_whenever_it_comes(monkeypatch: pytest.Mo
         wait(thread)
         left[0] -= 1
         if not left[0]:
+            while not thread.has_begun:
+                wait(thread)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(TimelyThread, "wait", interrupted)
