@@ -18,7 +18,12 @@ class NoThread(RuntimeError):
 
 
 class TimelyThread(threading.Thread):
-    """Runs `work` once, or never: not when it comes up after whoever started it has given up."""
+    """Runs `work` once, or never: not when it comes up after whoever started it has given up.
+
+    One that never comes up stays in `threading.enumerate` and `active_count` until the process ends: only
+    what comes up is taken out there, and nobody knows that it will not. That is a few kilobytes, without its
+    work, for each that was given up.
+    """
 
     def __init__(self, work: Callable[[], object], *, name: str, daemon: bool = True) -> None:
         super().__init__(name=name, daemon=daemon)
@@ -29,11 +34,13 @@ class TimelyThread(threading.Thread):
         self._late_s = 0.0
 
     def start(self) -> None:
-        """Blocks until it is up, seconds at most. NoThread, and then it is of no use."""
+        """Blocks until it is up, seconds at most. NoThread, and then it is of no use; RuntimeError the second
+        time. Behind what a signal's handler raises here `has_begun` says whether it runs all the same: if it
+        was not up yet, it never will."""
         self.begin()
         try:
             self.wait()
-        except BaseException:  # what a signal's handler raises: nobody has the thread
+        except BaseException:
             self.take_back()
             raise
         if self.is_lost and self.take_back() is not None:
@@ -41,7 +48,9 @@ class TimelyThread(threading.Thread):
 
     def begin(self) -> None:
         """As `start`, and waits for nothing: whoever calls it looks whether it comes up. NoThread where the
-        system says so at once."""
+        system says so at once; RuntimeError the second time."""
+        if self._late_s or self._is_given_up:
+            raise RuntimeError(f"thread {self.name!r} was started before, or given up")
         self._late_s = time.monotonic() + _UP_S
         try:
             # Whoever calls `Thread.start` may wait for ever: a thread for which nobody waits, so it is none.
@@ -50,6 +59,9 @@ class TimelyThread(threading.Thread):
             self._failure = error
             self.take_back()
             raise NoThread(self._why()) from error
+        except BaseException:  # what a signal's handler raises
+            self.take_back()
+            raise
 
     def wait(self) -> None:
         """Blocks until it has begun or is lost."""
@@ -77,6 +89,11 @@ class TimelyThread(threading.Thread):
 
     def is_alive(self) -> bool:
         return not self._is_given_up and super().is_alive()
+
+    def join(self, timeout: float | None = None) -> None:
+        """As of any thread; at once where it was given up."""
+        if not self._is_given_up:
+            super().join(timeout)
 
     def run(self) -> None:
         self._settled.set()

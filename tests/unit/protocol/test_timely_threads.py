@@ -133,10 +133,12 @@ def test_nothing_stays_that_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> No
 def test_one_that_comes_up_late_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     late, done = Late(monkeypatch), list[int]()
     monkeypatch.setattr(module, "_UP_S", 0.05)
+    thread = TimelyThread(lambda: done.append(1), name="one")
     with pytest.raises(NoThread, match=r"not up within 0\.05 s"):
-        TimelyThread(lambda: done.append(1), name="one").start()
+        thread.start()
     late.come_up()
     assert done == []
+    assert thread not in threading.enumerate()
 
 
 def test_an_interrupt_gives_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +151,67 @@ def test_an_interrupt_gives_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
         TimelyThread(lambda: done.append(1), name="one").start()
     late.come_up()
     assert done == []
+
+
+def test_an_interrupt_at_its_very_begin_gives_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, done = list[Callable[[], object]](), list[int]()
+
+    def interrupt(start: Callable[[], object], _: tuple[()]) -> NoReturn:
+        begun.append(start)
+        raise KeyboardInterrupt
+
+    thread = TimelyThread(lambda: done.append(1), name="one")
+    with monkeypatch.context() as patches:
+        patches.setattr("_thread.start_new_thread", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            thread.start()
+    begun[0]()
+    assert done == []
+
+
+def test_one_that_was_up_when_the_interrupt_came_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, ends = TimelyThread.wait, threading.Event()
+
+    def interrupt(thread: TimelyThread) -> NoReturn:
+        while not thread.has_begun:
+            wait(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TimelyThread, "wait", interrupt)
+    thread = TimelyThread(lambda: ends.wait(PATIENCE_S), name="one")
+    with pytest.raises(KeyboardInterrupt):
+        thread.start()
+    assert thread.has_begun
+    ends.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_it_is_started_once() -> None:
+    goes_on, done = threading.Event(), list[int]()
+    thread = TimelyThread(lambda: done.append(goes_on.wait(PATIENCE_S)), name="one")
+    thread.start()
+    with pytest.raises(RuntimeError, match="thread 'one' was started before"):
+        thread.start()
+    goes_on.set()
+    thread.join(PATIENCE_S)
+    with pytest.raises(RuntimeError, match="started before"):
+        thread.begin()
+    assert done == [True]
+
+
+def test_one_that_was_given_up_is_neither_started_nor_waited_for(shortage: pytest.MonkeyPatch) -> None:
+    thread, never = TimelyThread(int, name="one"), TimelyThread(int, name="two")
+    with pytest.raises(NoThread):
+        thread.start()
+    never.take_back()
+    shortage.undo()
+    for each in (thread, never):
+        each.join()
+        with pytest.raises(RuntimeError, match="given up") as refused:
+            each.start()
+        assert not isinstance(refused.value, NoThread)
+        assert not each.has_begun
 
 
 def test_its_work_is_done_once_whoever_does_it() -> None:
