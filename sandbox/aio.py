@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 from sandbox.aio_arrival import Arrival
 from sandbox.aio_commands import AsyncCommands, AsyncSessions
 from sandbox.aio_files import AsyncFiles
-from sandbox.aio_threads import in_thread, outlasted, threaded, uncancelled
+from sandbox.aio_threads import awaited, in_thread, outlasted, threaded, uncancelled
 from sandbox.errors import SandboxGone
 from sandbox.named import Named
 from sandbox.policy import Network
@@ -176,7 +176,7 @@ class AsyncSandbox(Named):
 async def _made_or_undone(pending: "Future[T]", undo: Callable[[T], object]) -> T:
     """Its result; when cancelled, that is undone as soon as it is there."""
     try:
-        return await asyncio.shield(asyncio.wrap_future(pending))
+        return await awaited(pending)
     except asyncio.CancelledError as cancelled:
         await outlasted(pending)
         if pending.exception() is None:

@@ -35,7 +35,12 @@ def settle(future: "Future[T]", call: Callable[[], T]) -> None:
 
 async def threaded(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """The call's result. When cancelled, the call goes on to its end."""
-    return await asyncio.shield(asyncio.wrap_future(in_thread(partial(call, *args, **options))))
+    return await awaited(in_thread(partial(call, *args, **options)))
+
+
+async def awaited(work: "Future[T]") -> T:
+    """Its result. When cancelled, it goes on, and nobody hears of what it raises."""
+    return await asyncio.shield(_waiting(work))
 
 
 async def uncancelled(call: Callable[[], T], behind: asyncio.CancelledError | None = None) -> T:
@@ -55,8 +60,7 @@ async def uncancelled(call: Callable[[], T], behind: asyncio.CancelledError | No
 async def outlasted(work: "Future[Any]") -> asyncio.CancelledError | None:
     """Waits until it is done even when the task is cancelled meanwhile, and returns the last cancellation,
     which is the caller's to raise. Needs no thread."""
-    waiting = asyncio.wrap_future(work)
-    waiting.add_done_callback(take_error)
+    waiting = _waiting(work)
     cancelled: asyncio.CancelledError | None = None
     try:
         while not waiting.done():
@@ -67,6 +71,12 @@ async def outlasted(work: "Future[Any]") -> asyncio.CancelledError | None:
         return cancelled
     finally:
         cancelled = None
+
+
+def _waiting(work: "Future[T]") -> "asyncio.Future[T]":
+    waiting = asyncio.wrap_future(work)
+    waiting.add_done_callback(take_error)
+    return waiting
 
 
 def take_error(ended: "asyncio.Future[Any]") -> None:

@@ -1,6 +1,7 @@
 """What asyncio code has to have done though it is cancelled, or no thread can be had for it."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from sandbox.aio import _made_or_undone
-from sandbox.aio_threads import outlasted, uncancelled
+from sandbox.aio_threads import awaited, outlasted, uncancelled
 
 UNDO_FAILS = OSError("held on to")
 
@@ -21,6 +22,7 @@ def run_quietly(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def watched() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
         await work()
+        gc.collect()  # asyncio complains of what goes, and was not heard
 
     asyncio.run(watched())
     assert complaints == []
@@ -82,6 +84,16 @@ def test_a_cancellation_stays_what_is_raised_when_nothing_was_made():
     async def work() -> None:
         pending: Future[int] = Future()
         await cancelled(_made_or_undone(pending, fail), lambda: pending.set_exception(OSError("not made")))
+
+    run_quietly(work)
+
+
+def test_what_fails_when_nobody_waits_for_it_any_more_is_no_complaint():
+    async def work() -> None:
+        pending: Future[int] = Future()
+        await cancelled(awaited(pending), lambda: None)
+        pending.set_exception(OSError("nobody hears of it"))
+        await outlasted(pending)
 
     run_quietly(work)
 
