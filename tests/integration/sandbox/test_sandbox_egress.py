@@ -115,9 +115,11 @@ def test_a_destination_of_the_control_plane_alone_is_refused(connect):
     assert box.network_version == 1
 
 
-def test_the_agent_preset_is_the_gateway_and_nothing_else(connect):
-    box = connect(policy=presets.agent(f"{PRIVATE}:81"))
-    ended, _ = attempt(box, f"tcp('{PRIVATE}', 81)", f"tcp('{PRIVATE}', 80)", f"tcp('{HOST}', 81)")
+@pytest.mark.parametrize("gateway", [PRIVATE, OWN])
+def test_the_agent_preset_is_the_gateway_and_nothing_else(connect, gateway):
+    """On another machine, or on an address of this one, as `dockyard serve --host` has it."""
+    box = connect(policy=presets.agent(f"{gateway}:81"))
+    ended, _ = attempt(box, f"tcp('{gateway}', 81)", f"tcp('{gateway}', 80)", f"tcp('{HOST}', 81)")
     assert ended == ["hello", "EPERM", "EPERM"]
 
 
