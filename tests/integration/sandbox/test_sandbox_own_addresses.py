@@ -11,7 +11,16 @@ from sandbox_internet import EVERY_SERVER, HOST, NAMESERVER, OWN, OWN_6, REACH, 
 
 from sandbox import Network, Policy
 from sandbox.egress import namespaces
-from sandbox.egress.rules import EVERY_PORT, Ports, Rule, compile_table, pack_deny_key, pack_entry, prefix_of
+from sandbox.egress.rules import (
+    EVERY_PORT,
+    Ports,
+    Rule,
+    Table,
+    compile_table,
+    pack_deny_key,
+    pack_entry,
+    prefix_of,
+)
 from sandbox.egress.service import Egress
 from sandbox.policy import presets
 from sandbox.privileged.addresses import Addresses
@@ -52,6 +61,29 @@ def test_an_address_that_comes_later_is_denied_too(world: Internet, create, stat
             wait_until(lambda: attempt(box, *calls)[0] == then)
             change(world, "delete")
             wait_until(lambda: "EPERM" not in attempt(box, *calls)[0])
+    finally:
+        egress.close()
+
+
+def test_an_address_that_comes_while_a_sandbox_is_connected_is_denied(
+    world: Internet, create, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Behind its first rules, and before anybody knows of it who hears of addresses."""
+    egress = Egress(state_dir, uplink=world.path, nameserver=NAMESERVER, num_spare=0)
+    replace, tables = egress.fence.replace, list[object]()
+
+    def replace_and_change(sandbox: int, table: Table) -> None:
+        replace(sandbox, table)
+        tables.append(table)
+        if len(tables) == 1:
+            change(world, "add")
+            wait_until(lambda: prefix_of(LATER_6) in egress.own)
+
+    monkeypatch.setattr(egress.fence, "replace", replace_and_change)
+    try:
+        with create(policy=presets.open_internet(), egress=egress) as box:
+            assert len(tables) == 2
+            assert attempt(box, f"tcp('{LATER}', 80)", f"tcp('{HOST}', 80)")[0] == ["EPERM", "hello"]
     finally:
         egress.close()
 
