@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -199,22 +199,21 @@ def time_parts(place: Place, egress: Egress, count: int) -> dict[str, list[float
     found: dict[str, list[float]] = {
         name: [] for name in ("attach", "connect", "replace", "disconnect", "link")
     }
-    trunk = Trunk(place.uplink, place.key, egress.fence.lead)
-    for _ in range(count):
-        with place.group() as group:
-            sandbox = _timed(found["attach"], lambda group=group: egress.fence.guard(group))
-            egress.fence.forget(sandbox)
-        egress.fill()
-        with place.group() as group:
-            connection = _timed(
-                found["connect"], lambda group=group: egress.connect("bench", group, Network())
-            )
-            _timed(found["replace"], lambda each=connection: each.replace(policy(), 1))
-            _timed(found["disconnect"], lambda each=connection: egress.disconnect(each))
-        egress.fill()
-        link = _timed(found["link"], lambda: links.make_link(trunk, egress.fence.watch_link))
-        links.remove_link(trunk, link)
-    trunk.close()
+    with closing(Trunk(place.uplink, place.key, egress.fence.lead)) as trunk:
+        for _ in range(count):
+            with place.group() as group:
+                sandbox = _timed(found["attach"], lambda group=group: egress.fence.guard(group))
+                egress.fence.forget(sandbox)
+            egress.fill()
+            with place.group() as group:
+                connection = _timed(
+                    found["connect"], lambda group=group: egress.connect("bench", group, Network())
+                )
+                _timed(found["replace"], lambda each=connection: each.replace(policy(), 1))
+                _timed(found["disconnect"], lambda each=connection: egress.disconnect(each))
+            egress.fill()
+            link = _timed(found["link"], lambda: links.make_link(trunk, egress.fence.watch_link))
+            links.remove_link(trunk, link)
     return found
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from sandbox.egress.libbpf import ATTACH_TYPES, BpfMap, BpfObject, RingBuffer, load_library
 from sandbox.egress.links import Link
 from sandbox.egress.rules import (
+    Denials,
     Ports,
     Prefix,
     Rule,
@@ -57,6 +58,7 @@ class Fence:
         called from `drain`, with the sandbox's cgroup id. `maps`: descriptors of the maps of programs that
         the helper has loaded, attaches, and fills in; they are this object's from now on."""
         self._denied = tuple(denied)
+        self._denials = Denials(self._denied)
         self._given = dict(maps or {})
         self._object = None if maps is not None else BpfObject(EGRESS_OBJECT)
         try:
@@ -158,6 +160,7 @@ class Fence:
         with self._lock:
             self._check_open()
             before, self._denied = _packed(self._denied), tuple(denied)
+            self._denials = Denials(self._denied)
             after = _packed(self._denied)
             if after == before or self._object is None:
                 return
@@ -172,8 +175,7 @@ class Fence:
         with self._lock:
             self._is_shut = True
             for sandbox in () if self._closed else self._current:
-                with suppress(FileNotFoundError):  # its group has gone, and all that was in it
-                    self._write_identity(sandbox, _NO_RULES)
+                self._shut_off(sandbox)
 
     def shut_off(self, sandbox: int) -> None:
         """Refuses everything to one sandbox, until it has new rules. Idempotent."""
@@ -181,8 +183,7 @@ class Fence:
             if self._closed or (current := self._current.get(sandbox)) is None:
                 return
             self._current[sandbox] = (_NO_RULES, set())
-            with suppress(FileNotFoundError):
-                self._write_identity(sandbox, _NO_RULES)
+            self._shut_off(sandbox)
             self._remove(sandbox, *current)
 
     def counters(self, sandbox: int) -> tuple[int, int]:
@@ -232,6 +233,11 @@ class Fence:
                 self._let_go()
             self._closed = True
 
+    def leave(self) -> None:
+        """In a child of a fork, which has nothing to say to its parent's maps."""
+        self._lock = threading.Lock()
+        self.close()
+
     def _open_maps(self, loaded: BpfObject | None) -> dict[str, BpfMap]:
         if loaded is None:
             return {name: BpfMap(load_library(), fd, name) for name, fd in self._given.items()}
@@ -248,8 +254,15 @@ class Fence:
             os.close(fd)
 
     def _allow(self, sandbox: int, generation: int, prefix: Prefix, ports: tuple[Ports, ...]) -> None:
-        entry = pack_entry(ports, clear=is_clear(prefix, ports, self._denied))
+        entry = pack_entry(ports, clear=is_clear(prefix, ports, self._denials))
         self._maps["allowed"].set(pack_allow_key(sandbox, generation, prefix), entry)
+
+    def _shut_off(self, sandbox: int) -> None:
+        try:
+            self._write_identity(sandbox, _NO_RULES)
+        except OSError:  # its group has gone; or there is no memory, and without an entry nothing passes
+            if (link := self._links.get(sandbox)) is not None:
+                self._maps["links"].remove(struct.pack("=I", link.ifindex))
 
     def _write_identity(self, sandbox: int, generation: int) -> None:
         """At the wire and at the sockets; the old rules are there until both have the new ones."""

@@ -21,7 +21,7 @@ from sandbox.egress.rules import own_prefixes
 from sandbox.egress.service import Egress, first_nameserver, follow_all, refusing, shared_egress
 from sandbox.egress.trunk import HOST_MAC, NEXT_HOPS, Home
 from sandbox.errors import StartError, UnsupportedError
-from sandbox.forks import free
+from sandbox.forks import free, leave_in_children
 from sandbox.helper import Helper
 from sandbox.policy import Network
 from sandbox.privileged.addresses import Addresses
@@ -63,6 +63,7 @@ class HelpedEgress:
             on_failure.callback(self.resolver.close)
             self.resolver.watch(self._addresses.fileno(), self._on_new_addresses)
             on_failure.pop_all()
+        leave_in_children(self)
 
     @property
     def fence(self) -> Fence:
@@ -112,6 +113,12 @@ class HelpedEgress:
         self._addresses.close()
         if self._fence is not None:
             self._fence.close()
+
+    def leave(self) -> None:
+        """In a child of a fork, whose helper is its parent's too."""
+        self._lock, self._connections = threading.Lock(), {}
+        for each in (self.resolver, self._addresses, *([] if self._fence is None else [self._fence])):
+            each.leave()
 
     def _on_new_addresses(self) -> None:
         """On the resolver's thread, as `Egress` has it; what is denied to all, the helper sees to."""
@@ -190,7 +197,7 @@ _lock = threading.Lock()  # guards it
 
 
 def _leave() -> None:
-    """In a child of a fork: to close one there would end its parent's resolver, whose epoll it shares."""
+    """In a child of a fork, which makes its own."""
     free(_lock)
     _shared.clear()
 

@@ -37,6 +37,7 @@ _SIZES = "4096 16384 65536"
 _SETTINGS = {
     **{"ipv4/tcp_rmem": _SIZES, "ipv4/tcp_wmem": _SIZES},
     **{"ipv6/conf/default/accept_ra": "0", "ipv6/conf/eth0/accept_ra": "0"},
+    "ipv6/conf/eth0/disable_ipv6": "0",  # also where namespaces begin with what the machine has
 }
 
 
@@ -92,8 +93,7 @@ def _connect(trunk: Trunk, home: Home, watch: Callable[[int], None]) -> Link:
 def remove_link(trunk: Trunk, link: Link) -> None:
     """Removes the veth, both ends. Blocks for some ten milliseconds; idempotent."""
     link.let_go()
-    run_in(trunk.uplink, lambda: rtnetlink.remove(link.ifindex))
-    trunk.give_back(link.home)
+    trunk.remove(link.ifindex, link.home)
 
 
 @dataclass(frozen=True, slots=True)

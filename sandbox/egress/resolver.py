@@ -23,6 +23,7 @@ from protocol.threads import NoThread, TimelyThread
 from sandbox.egress import messages
 from sandbox.egress.messages import Question
 from sandbox.egress.rules import is_private, prefix_of
+from sandbox.forks import close_left
 
 LISTEN_AT = ("127.0.0.1", 53)  # in the sandbox's namespace
 PATIENCE_NS = 4_000_000_000
@@ -150,6 +151,19 @@ class Resolver:
                 key.fileobj.close()
         self._selector.close()
         os.close(self._wake)
+
+    def leave(self) -> None:
+        """In a child of a fork, which has not the thread. What is watched stays so, by the parent's."""
+        is_closed, self._closed = self._closed, True
+        self._lock, self._work = threading.Lock(), []
+        if is_closed:
+            return
+        sockets = [key.fileobj for key in self._selector.get_map().values()]
+        for each in (*sockets, *(server.socket for server in self._resting)):
+            if isinstance(each, socket.socket):
+                each.close()
+        self._selector.close()
+        close_left(self._wake)
 
     def _do(self, work: Callable[[], object]) -> bool:
         """Has the thread do it, and waits. False when it has ended. Raises what `work` raises."""

@@ -9,7 +9,9 @@ import errno
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from ipaddress import IPv6Network, ip_address
 
@@ -47,19 +49,57 @@ class Order:
     body: bytes
 
 
+class Routing:
+    """A way to the kernel's routing of the network namespace in which this is made; from any thread."""
+
+    def __init__(self) -> None:
+        """OSError."""
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._lock = threading.Lock()  # guards what follows, and the socket
+        self._next = 0  # the number of an order: answers to those of before are nobody's any more
+
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        """All of them, in their order. OSError of the first that the kernel refuses, FileExistsError where a
+        thing is there already; the others are done."""
+        with self._lock:
+            first, self._next = self._next, self._next + len(orders)
+            missing, refused = {first + number: order for number, order in enumerate(orders)}, list[OSError]()
+            self._socket.send(b"".join(_packed(order, number) for number, order in missing.items()))
+            while missing:
+                for number, error in _answers(self._socket.recv(_ANSWERS_BYTES)):
+                    if (order := missing.pop(number, None)) is not None and error:
+                        refused.append(OSError(error, f"{order.about}: {os.strerror(error)}"))
+        if refused:
+            raise refused[0]
+
+    def remove(self, ifindex: int) -> None:
+        """Deletes a link. One that is gone is no error."""
+        try:
+            self.carry_out([delete(ifindex)])
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._socket.close()
+
+    def leave(self) -> None:
+        """In a child of a fork."""
+        self._lock = threading.Lock()
+        self._socket.close()
+
+
 def carry_out(orders: Sequence[Order]) -> None:
-    """In the network namespace that the calling thread is in, all of them, in their order. OSError of the
-    first that the kernel refuses, FileExistsError where a thing is there already; the others are done."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
-        kernel.send(b"".join(_packed(order, number) for number, order in enumerate(orders)))
-        missing, refused = len(orders), dict[int, int]()
-        while missing:
-            for number, error in _answers(kernel.recv(_ANSWERS_BYTES)):
-                missing -= 1
-                if error:
-                    refused[number] = error
-    for number, error in sorted(refused.items()):
-        raise OSError(error, f"{orders[number].about}: {os.strerror(error)}")
+    """In the network namespace that the calling thread is in, as `Routing.carry_out`."""
+    with closing(Routing()) as routing:
+        routing.carry_out(orders)
+
+
+def remove(ifindex: int) -> None:
+    """In the network namespace that the calling thread is in, as `Routing.remove`."""
+    with closing(Routing()) as routing:
+        routing.remove(ifindex)
 
 
 def new_veth(name: str, mac: str, peer: str, peer_mac: str, namespace: int) -> Order:
@@ -98,15 +138,6 @@ def up(ifindex: int) -> Order:
 def delete(ifindex: int) -> Order:
     """A veth goes with its other end."""
     return Order(f"remove link {ifindex}", _DELLINK, 0, _link(ifindex))
-
-
-def remove(ifindex: int) -> None:
-    """Deletes a link of the calling thread's namespace. One that is gone is no error."""
-    try:
-        carry_out([delete(ifindex)])
-    except OSError as error:
-        if error.errno != errno.ENODEV:
-            raise
 
 
 def add_address(ifindex: int, address: str) -> Order:

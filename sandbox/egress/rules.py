@@ -8,6 +8,7 @@ addresses (`own`) is like such a range, of one address: whatever listens there i
 """
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -219,9 +220,29 @@ def _merged(ports: Iterable[Ports], place: Prefix) -> tuple[Ports, ...]:
     return tuple(Ports(*key, until_ns) for key, until_ns in sorted(longest.items()))
 
 
-def is_clear(place: Prefix, ports: Iterable[Ports], denied: Iterable[Rule]) -> bool:
+class Denials:
+    """Rules that nothing overrides, by place: a machine may have thousands of addresses."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._by_prefix: dict[Prefix, list[Ports]] = {}
+        for rule in rules:
+            self._by_prefix.setdefault(rule.prefix, []).append(rule.ports)
+        self._lengths = sorted({prefix.length for prefix in self._by_prefix})
+        self._in_order = sorted(self._by_prefix)
+
+    def near(self, place: Prefix) -> Iterator[Ports]:
+        """What is denied of the place, or of a part of it."""
+        yield from chain.from_iterable(_covering(self._by_prefix, self._lengths, place, 0))
+        behind = place.value + (1 << 128 - place.length)
+        first, end = (bisect_left(self._in_order, Prefix(value, 0)) for value in (place.value, behind))
+        for prefix in self._in_order[first:end]:
+            if prefix.length > place.length:
+                yield from self._by_prefix[prefix]
+
+
+def is_clear(place: Prefix, ports: Iterable[Ports], denied: Denials) -> bool:
     """True when nothing of these ports at this place is denied, which saves the programs a look-up."""
-    near = [rule.ports for rule in denied if rule.prefix.covers(place) or place.covers(rule.prefix)]
+    near = tuple(denied.near(place))
     return not any(_overlap(each, other) for each in ports for other in near)
 
 

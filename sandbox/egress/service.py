@@ -18,7 +18,7 @@ from sandbox.egress.resolver import Resolver
 from sandbox.egress.rules import EVERY_PORT, Ports, Rule, own_prefixes, prefix_of
 from sandbox.egress.trunk import Trunk
 from sandbox.errors import CapacityError, InvalidArgument, StartError, UnsupportedError, is_shortage
-from sandbox.forks import free
+from sandbox.forks import close_left, free, leave_in_children
 from sandbox.places import EGRESS_OBJECT
 from sandbox.policy import Network
 from sandbox.pool import Pool
@@ -76,29 +76,23 @@ class Egress:
         by default this process's. `nameserver` (address, port) is asked, from there, for allowed names; by
         default the first of /etc/resolv.conf. `control_ports` of the addresses that the uplink has, now and
         later, are denied to all; to these addresses leads what names each by itself, and no wider rule.
-        `num_spare` links are kept ready. UnsupportedError where this
-        host cannot enforce a policy."""
+        `num_spare` links are kept ready. UnsupportedError where this host cannot enforce a policy,
+        CapacityError where it lacks memory, threads or descriptors."""
         check()
         self.clock: Clock = clock or SystemClock()
+        self._is_parents = False
         self._lock = threading.Lock()  # guards what follows
         self._connections: dict[int, Connection] = {}
         self._off: tuple[int, ...] = tuple(SETTINGS)  # versions of IP that may not be forwarded
-        with ExitStack() as on_failure:
+        with ExitStack() as on_failure, _enforcing():
             self._uplink = namespaces.open_namespace(uplink)
             on_failure.callback(os.close, self._uplink)
             self.control_ports = tuple(control_ports)
             self._addresses = namespaces.run_in(self._uplink, Addresses)
             on_failure.callback(self._addresses.close)
-            try:
-                self.fence = Fence(self._look(), self._on_refusal)
-            except OSError as error:
-                raise UnsupportedError(
-                    f"this kernel does not take the egress programs: {error}",
-                    capability=namespaces.CAPABILITY,
-                    hint=_HINT,
-                ) from error
+            self.fence = Fence(self._look(), self._on_refusal)
             on_failure.callback(self.fence.close)
-            self._trunk = self._make_trunk(cgroups.state_key(state_dir))
+            self._trunk = Trunk(self._uplink, cgroups.state_key(state_dir), self.fence.lead)
             on_failure.callback(self._trunk.close)
             self.resolver = Resolver(
                 lambda: namespaces.enter(self._uplink), nameserver or first_nameserver(), self.clock
@@ -109,11 +103,17 @@ class Egress:
             on_failure.pop_all()
         self._pool = Pool(self._make_link, self._discard, num_spare)
         self._pool.fill()
+        leave_in_children(self)
 
     def connect(self, name: str, group: Path, network: Network) -> Connection:
         """Guards a sandbox's version 2 cgroup and gives it a link, before anything is in either: first all is
         refused, then the rules are entered, then the link is opened. `disconnect` undoes it. CapacityError or
-        StartError when any of it fails; the sandbox must then not start."""
+        StartError when any of it fails; the sandbox must then not start. InvalidArgument in a fork of the
+        process that has made this."""
+        if self._is_parents:
+            raise InvalidArgument(
+                "egress was made by the process that this one is a fork of", hint="make an Egress here"
+            )
         with ExitStack() as on_failure, refusing("connecting a sandbox to the network", name):
             sandbox = self.fence.guard(group)
             on_failure.callback(self.fence.forget, sandbox)
@@ -166,6 +166,17 @@ class Egress:
         os.close(self._uplink)
         self._uplink = -1
 
+    def leave(self) -> None:
+        """In a child of a fork: links, programs and resolver are the parent's."""
+        self._lock, self._is_parents = threading.Lock(), True
+        for link in (*self._pool.leave(), *(each.link for each in self._connections.values())):
+            link.let_go()
+        self._connections = {}
+        for each in (self._trunk, self.resolver, self.fence, self._addresses):
+            each.leave()
+        close_left(self._uplink if self._uplink >= 0 else None)
+        self._uplink = -1
+
     def _look(self) -> list[Rule]:
         """Finds out what is the uplink's own. What no policy overrides: nowhere, other sandboxes, this
         machine's control plane. OSError."""
@@ -189,13 +200,10 @@ class Egress:
         with self._lock:
             connections = list(self._connections.values())
         follow_all(connections)
-
-    def _make_trunk(self, state: str) -> Trunk:
         try:
-            return Trunk(self._uplink, state, self.fence.lead)
+            self._trunk.renew()
         except OSError as error:
-            words = f"there is no way to sandboxes: {error}"
-            raise UnsupportedError(words, capability=namespaces.CAPABILITY, hint=_HINT) from error
+            _log.warning("sandboxes reach nothing by version 6 any more: %s", error)
 
     def _make_link(self) -> links.Link:
         """On any thread, and on several at a time."""
@@ -255,6 +263,18 @@ def follow_all(connections: Iterable[Connection]) -> None:
             each.follow()
         except (InvalidArgument, OSError) as error:
             _log.error("sandbox %s reaches nothing any more, since addresses changed: %s", each.name, error)
+
+
+@contextmanager
+def _enforcing() -> Generator[None]:
+    """An OSError of the block says that there is not enough of something, or that this kernel cannot."""
+    try:
+        yield
+    except OSError as error:
+        if is_shortage(error):
+            raise CapacityError(f"setting up the network of sandboxes: {error}", hint="try again") from error
+        words = f"this kernel does not take what guards sandboxes: {error}"
+        raise UnsupportedError(words, capability=namespaces.CAPABILITY, hint=_HINT) from error
 
 
 @contextmanager

@@ -15,20 +15,19 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import IPv6Network
 
 from sandbox.egress import rtnetlink
 from sandbox.egress.namespaces import new_namespace, run_in
 from sandbox.egress.settings import open_settings, write_setting, write_settings
 from sandbox.errors import CapacityError
+from sandbox.privileged.denials import NUMBERS, POOL_4, POOL_6
 from sandbox.processes import this_process
 
-# Of the range for tests between networks (RFC 2544), which nobody routes; and a site of our own (RFC 4193).
-POOL_4, POOL_6 = IPv4Network("198.18.0.0/15"), IPv6Network("fd6b:79d0:5bc1::/64")
-# The second half is for links of the helper's, which have routes of their own (privileged/networks.py).
-_NUM_NUMBERS, _BLOCK = 1 << 16, 256
+# Above are those of the helper's links, which have routes of their own. 1,024 owners of an uplink fit.
+_NUM_NUMBERS, _BLOCK = NUMBERS.start, 64
 NEXT_HOPS = ("169.254.1.1", "fe80::1")  # nobody's address: the neighbour table says where they are
 HOST_MAC, INNER_MAC = "02:64:6b:79:00:01", "02:64:6b:79:00:02"  # each veth is a segment of its own
 NAME_START, ALIAS_START = "dky", "dockyard"
@@ -58,17 +57,22 @@ class Trunk:
         self._lock = threading.Lock()  # guards what follows
         self._taken: set[Home] = set()
         self._free: deque[int] = deque()  # those that were in use last come last
+        self._blocks: list[int] = []  # the first number of each
+        self._late: list[tuple[int, Home]] = []  # host ends that the kernel did not remove when it was asked
+        self._name = new_name()
         with ExitStack() as on_failure:
             self._far = new_namespace()
             on_failure.callback(os.close, self._far)
-            self._settings = run_in(uplink, lambda: open_settings("ipv6/conf"))
+            self._routing, self._settings = run_in(uplink, _ways)
             on_failure.callback(os.close, self._settings)
+            on_failure.callback(self._routing.close)
             self.ifindex = run_in(uplink, lambda: self._make(deliver))
             on_failure.pop_all()
 
     def take(self) -> Home:
         """Addresses that nobody has. CapacityError when none is left, OSError when the kernel refuses."""
         with self._lock:
+            self._late = [each for each in self._late if not self._remove(*each)]
             if not self._free:
                 self._free.extend(self._add_block())
             home = Home(self._free.popleft())
@@ -78,53 +82,111 @@ class Trunk:
     def give_back(self, home: Home) -> None:
         """They are for others now. Idempotent."""
         with self._lock:
-            if home in self._taken:
-                self._taken.remove(home)
-                self._free.append(home.number)
+            self._give_back(home)
+
+    def remove(self, ifindex: int, home: Home) -> None:
+        """Removes the host end of a link and gives its addresses back, once that is done. Idempotent, and
+        needs no thread. What the kernel refuses, for want of memory say, is tried again at the next link: a
+        veth goes by itself with the last process of its namespace."""
+        with self._lock:
+            if not self._remove(ifindex, home):
+                self._late.append((ifindex, home))
 
     def keep_out_of_version6(self, name: str) -> None:
         """A device of the uplink's namespace, in which the calling thread is: what comes in there goes on
         from the trunk, and the kernel has neither addresses nor routes of version 6 for it."""
         write_setting(self._settings, f"{name}/disable_ipv6", "1")
 
+    def renew(self) -> None:
+        """On a thread in the uplink's namespace, when its addresses have changed: who turns version 6 off
+        there, for a moment, takes the trunk's routes with it. OSError when the kernel refuses."""
+        with self._lock:
+            if not self._blocks or self.uplink < 0:
+                return
+            try:
+                self._routing.carry_out([self._route(self._blocks[0])])
+            except FileExistsError:
+                return
+            except OSError:  # it is off
+                write_setting(self._settings, f"{self._name}/disable_ipv6", "0")
+            self._routing.carry_out([self._neighbour()])
+            for first in self._blocks:
+                with suppress(FileExistsError):
+                    self._routing.carry_out([self._route(first)])
+
     def close(self) -> None:
         """Idempotent."""
-        if self._far >= 0:
-            run_in(self.uplink, lambda: rtnetlink.remove(self.ifindex))
+        with self._lock:
+            if self.uplink >= 0:
+                for each in self._late:
+                    self._remove(*each)
+                self._let_go()  # and the kernel removes it with its other end, if this does not
+                with suppress(OSError):
+                    self._routing.remove(self.ifindex)
+                self._routing.close()
+
+    def leave(self) -> None:
+        """In a child of a fork: it is the parent's."""
+        self._lock = threading.Lock()
+        self._let_go()
+        self._routing.leave()
+
+    def _let_go(self) -> None:
+        if self.uplink >= 0:
             os.close(self._far)
             os.close(self._settings)
         self._far = self.uplink = -1
 
-    def _make(self, deliver: Callable[[int], None]) -> int:
-        name = new_name()
+    def _remove(self, ifindex: int, home: Home) -> bool:
+        if home in self._taken:
+            try:
+                self._routing.remove(ifindex)
+            except OSError:
+                return False
+            self._give_back(home)
+        return True
 
+    def _give_back(self, home: Home) -> None:
+        if home in self._taken:
+            self._taken.remove(home)
+            self._free.append(home.number)
+
+    def _make(self, deliver: Callable[[int], None]) -> int:
         def prepare(ifindex: int) -> None:
-            write_setting(self._settings, f"{name}/disable_ipv6", "0")  # whatever the machine's default is
+            # Whatever the machine's default is.
+            write_setting(self._settings, f"{self._name}/disable_ipv6", "0")
             rtnetlink.carry_out([rtnetlink.without_own_address(ifindex)])
             deliver(ifindex)
             run_in(self._far, _set_up_far)
 
-        ifindex = make_device(self.state, name, _FAR, self._far, prepare)
+        self.ifindex = make_device(self.state, self._name, _FAR, self._far, prepare)
         try:
-            rtnetlink.carry_out([rtnetlink.put_neighbour(ifindex, NEXT_HOPS[1], INNER_MAC)])
+            self._routing.carry_out([self._neighbour()])
         except BaseException:
-            rtnetlink.remove(ifindex)
+            rtnetlink.remove(self.ifindex)
             raise
-        return ifindex
+        return self.ifindex
 
     def _add_block(self) -> range:
         """Numbers of addresses to which a route leads here, and no other owner's."""
         for first in random.sample(range(0, _NUM_NUMBERS, _BLOCK), _NUM_NUMBERS // _BLOCK):
-            block = IPv6Network((int(POOL_6[first]), POOL_6.max_prefixlen - (_BLOCK - 1).bit_length()))
-            order = rtnetlink.add_block_route(self.ifindex, block, NEXT_HOPS[1])
             try:
-                run_in(self.uplink, lambda order=order: rtnetlink.carry_out([order]))
+                self._routing.carry_out([self._route(first)])
             except FileExistsError:
                 continue
+            self._blocks.append(first)
             return range(max(first, 1), first + _BLOCK)  # 0 is the pool's own address
         raise CapacityError(
-            f"no free block of addresses in {POOL_4}", hint="end other sandboxes of this host"
+            f"no free block of {_BLOCK} addresses in {POOL_4}",
+            hint="each process with networked sandboxes has one at least: end some of these",
         )
+
+    def _route(self, first: int) -> rtnetlink.Order:
+        block = IPv6Network((int(POOL_6[first]), POOL_6.max_prefixlen - (_BLOCK - 1).bit_length()))
+        return rtnetlink.add_block_route(self.ifindex, block, NEXT_HOPS[1])
+
+    def _neighbour(self) -> rtnetlink.Order:
+        return rtnetlink.put_neighbour(self.ifindex, NEXT_HOPS[1], INNER_MAC)
 
 
 def make_device(state: str, name: str, peer: str, namespace: int, prepare: Callable[[int], None]) -> int:
@@ -149,6 +211,16 @@ def make_device(state: str, name: str, peer: str, namespace: int, prepare: Calla
 def new_name() -> str:
     """Of a host end."""
     return f"{NAME_START}{secrets.token_hex(5)}"
+
+
+def _ways() -> tuple[rtnetlink.Routing, int]:
+    """To routing and settings of the calling thread's namespace."""
+    routing = rtnetlink.Routing()
+    try:
+        return routing, open_settings("ipv6/conf")
+    except BaseException:
+        routing.close()
+        raise
 
 
 def _set_up_far() -> None:

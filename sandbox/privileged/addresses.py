@@ -49,6 +49,8 @@ class Addresses:
         self._changes.close()
         self._questions.close()
 
+    leave = close  # in a child of a fork
+
     def _hear_changes(self) -> None:
         for _ in range(1 << 16):
             try:

@@ -17,7 +17,8 @@ NOWHERE = (
 CONTROL_PORTS = (
     *((22, 22), (2375, 2380), (6379, 6379), (6443, 6443), (8265, 8265), (10001, 10001), (10250, 10250)),
 )
-# Other sandboxes; sandbox/egress/trunk.py says why these.
+# Other sandboxes: of the range for tests between networks (RFC 2544), which nobody routes, and a site of our
+# own (RFC 4193).
 POOL_4, POOL_6 = IPv4Network("198.18.0.0/15"), IPv6Network("fd6b:79d0:5bc1::/64")
 NUMBERS = range(1 << 16, POOL_4.num_addresses - 1)  # of the helper's links; below are those of trunks
 _MAPPED, _NAT64 = bytes(10) + b"\xff\xff", bytes.fromhex("0064ff9b0000000000000000")

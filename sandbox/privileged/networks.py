@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from ctypes import c_char_p, c_int, c_uint64, c_void_p
+from pathlib import Path
 
 from sandbox.privileged.denials import NUMBERS, POOL_4, POOL_6
 
@@ -66,6 +67,8 @@ class Programs:
         try:
             _ip([f"link add {name} address {_HOST_MAC} type veth {peer}"], namespace)
             ifindex = socket.if_nametoindex(name)
+            with suppress(FileNotFoundError):  # whatever the machine's default is; it may have no version 6
+                Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("0")
             home = bytes(10) + b"\xff\xff" + version4.packed + version6.packed + bytes(8)  # no trunk
             self._write("homes", ifindex.to_bytes(4, sys.byteorder), home)
             self._attach("wire", ifindex, _AT_LINK, 0)

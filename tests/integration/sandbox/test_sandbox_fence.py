@@ -25,6 +25,7 @@ from sandbox_internet import (
 from sandbox import cgroups
 from sandbox.egress import namespaces
 from sandbox.egress.fence import Fence
+from sandbox.egress.libbpf import BpfMap
 from sandbox.egress.rules import compile_table, rules_of
 from sandbox.egress.service import Egress
 from sandbox.journal import Journal
@@ -34,21 +35,28 @@ from sandbox.policy import Network, presets
 def test_sandboxes_do_not_reach_each_other(connect, state_dir):
     """Their uplink routes between them, and one of them serves."""
     server, client = (connect(policy=presets.open_internet()) for _ in range(2))
-    serve = "import socket; s = socket.create_server(('0.0.0.0', 8000)); print('up', flush=True); s.accept()"
+    serve = "import socket; both = {'family': socket.AF_INET6, 'dualstack_ipv6': True}"
+    serve += "; s = socket.create_server(('::', 8000), **both)"
+    serve += "; print('up', flush=True); [s.accept() for _ in range(9)]"
     up = threading.Event()
     serving = server.commands.start(["python3", "-c", serve], on_stdout=lambda text: up.set())
     assert up.wait(30)
     with namespace_of(state_dir, server) as namespace:
-        address = own_address(namespace)
+        address, sixth = own_addresses(namespace)
         assert namespaces.run_in(namespace, lambda: reach(address, 8000)) == "reached"
-    ended, denials = attempt(client, f"tcp('{address}', 8000)", f"udp('{address}', 8000)")
-    assert ended == ["EPERM"] * 2
-    assert {each.address for each in denials} == {address}
+        assert namespaces.run_in(namespace, lambda: reach(sixth, 8000)) == "reached"
+    calls = [f"{how}('{each}', 8000)" for each in (address, sixth) for how in ("tcp", "udp")]
+    ended, denials = attempt(client, *calls)
+    assert ended == ["EPERM"] * 4
+    assert {each.address for each in denials} == {address, sixth}
     # From its own namespace, where no hook of a cgroup is: the fence alone.
     with namespace_of(state_dir, client) as namespace:
         assert namespaces.run_in(namespace, lambda: reach(address, 8000)) == "late"
+        assert namespaces.run_in(namespace, lambda: reach(sixth, 8000)) == "late"
         assert namespaces.run_in(namespace, lambda: reach(HOST, 80)) == "reached"
-    assert any("packets to" in each.detail and each.address == address for each in client.denials)
+        assert namespaces.run_in(namespace, lambda: reach(HOST_6, 80)) == "reached"
+    stopped = {each.address for each in client.denials if "packets to" in each.detail}
+    assert stopped >= {address, sixth}
     serving.kill()
 
 
@@ -122,21 +130,42 @@ def test_a_machine_that_checks_where_packets_come_from_lets_them_pass(connect, i
 def test_who_gets_an_address_again_has_it_alone(create, internet, state_dir):
     """And until somebody has it, what is sent there arrives nowhere."""
     egress = Egress(state_dir, uplink=internet.path, nameserver=NAMESERVER, num_spare=0)
-    own: set[str] = set()
+    own: set[tuple[str, str]] = set()
     try:
         for _ in range(2):
             with (
                 create(policy=presets.open_internet(), egress=egress) as box,
                 namespace_of(state_dir, box) as namespace,
             ):
-                own.add(address := own_address(namespace))
-                assert answers(internet, address)
-                assert attempt(box, f"tcp('{HOST}', 80)")[0] == ["hello"]
-            assert not answers(internet, address)
+                addresses = own_addresses(namespace)
+                own.add(addresses)
+                assert all(answers(internet, each) for each in addresses)
+                calls = (f"tcp('{HOST}', 80)", f"tcp('{HOST_6}', 80)")
+                assert attempt(box, *calls)[0] == ["hello", "hello"]
+            assert not any(answers(internet, each) for each in addresses)
             egress._trunk._free.rotate(1)  # the one that came back last is the next
     finally:
         egress.close()
     assert len(own) == 1
+
+
+def test_a_sandbox_without_memory_for_the_word_that_shuts_it_has_no_way_out(connect, egress, monkeypatch):
+    """And the others are shut as they should."""
+    boxes = [connect({"to": HOST, "ports": [80]}) for _ in range(2)]
+    assert all(attempt(box, f"tcp('{HOST}', 80)")[0] == ["hello"] for box in boxes)
+    key = struct.pack("=I", boxes[0]._ownership.connection.link.ifindex)
+    write = BpfMap.set
+
+    def refuse(self, where, value):
+        if where == key:
+            raise OSError(errno.ENOMEM, "no memory for an entry")
+        write(self, where, value)
+
+    monkeypatch.setattr(BpfMap, "set", refuse)
+    egress.fence.shut()
+    monkeypatch.undo()
+    assert attempt(boxes[0], f"tcp('{HOST}', 80)")[0] == ["late"]
+    assert attempt(boxes[1], f"tcp('{HOST}', 80)")[0] == ["EPERM"]
 
 
 def test_what_cannot_be_shut_any_more_since_it_has_gone_keeps_nobody_else_open(host_groups):
@@ -177,9 +206,10 @@ def answers(internet, address):
     """Whether the machine at that address refuses a connection, as one that is there does."""
 
     def ask():
-        with socket.socket() as one:
+        own = HOST_6 if ":" in address else HOST
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as one:
             one.settimeout(0.5)
-            one.bind((HOST, 0))  # where its policy lets answers go
+            one.bind((own, 0))  # where its policy lets answers go
             return one.connect_ex((address, 9)) == errno.ECONNREFUSED
 
     return namespaces.run_in(internet.namespace, ask)
@@ -198,13 +228,19 @@ def namespace_of(state_dir, box):
 
 def own_address(namespace):
     """Version 4."""
-    done = namespaces.run_in(namespace, lambda: subprocess.check_output(["ip", "-4", "-json", "address"]))
-    return next(each["addr_info"][0]["local"] for each in json.loads(done) if each["ifname"] == "eth0")
+    return own_addresses(namespace)[0]
+
+
+def own_addresses(namespace):
+    """Version 4 and 6."""
+    done = namespaces.run_in(namespace, lambda: subprocess.check_output(["ip", "-json", "address"]))
+    (eth0,) = (each["addr_info"] for each in json.loads(done) if each["ifname"] == "eth0")
+    return tuple(each["local"] for each in sorted(eth0, key=lambda each: each["family"]))
 
 
 def reach(address, port):
     """From the calling thread's namespace, as the host's root outside of every cgroup of ours."""
-    with socket.socket() as one:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as one:
         one.settimeout(1)
         try:
             one.connect((address, port))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sandbox_internet import Internet, wait_until
 
 from sandbox import Sandbox
 from sandbox.audit import sweep
@@ -165,3 +166,54 @@ def test_a_child_waits_for_no_reader_of_refusals(connect: Callable[..., Sandbox]
     assert os.waitpid(child, 0)[1] == 0
     box.commands.run(["python3", "-c", TRY])
     assert [each.count for each in box.denials] == [2]
+
+
+NETWORKED = """
+import os, signal, sys
+from pathlib import Path
+from sandbox import Sandbox
+from sandbox.egress.service import Egress
+from sandbox.errors import InvalidArgument
+from sandbox.policy.presets import open_internet
+state, toolkit, uplink = map(Path, sys.argv[1:])
+egress = Egress(state, uplink=uplink, num_spare=1)
+egress.fill()
+
+def create():
+    return Sandbox.create(policy=open_internet(), egress=egress, state_dir=state, toolkit=toolkit)
+
+TRY = "import socket; print(socket.create_connection(('2001:db8::7', 80), 5).recv(5))"
+box = create()
+if (child := os.fork()) == 0:
+    signal.alarm(30)
+    try:
+        create()
+    except InvalidArgument as error:
+        said = str(error)
+    egress.close()
+    assert "a fork of" in said, said
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+for each in (box, create(), create()):
+    assert each.commands.run(["python3", "-c", TRY]).stdout == "b'hello'\\n"
+if os.fork() == 0:
+    print("forked", flush=True)
+    signal.pause()
+signal.pause()
+"""
+
+
+def test_a_network_of_the_parents_is_no_childs_and_ends_with_the_parent(
+    internet: Internet, tmp_path: Path, toolkit: Path
+):
+    uplink = f"/proc/{os.getpid()}/fd/{internet.namespace}"
+    words = [sys.executable, "-c", NETWORKED, str(tmp_path), str(toolkit), uplink]
+    with subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, process_group=0) as owner:
+        try:
+            assert owner.stdout is not None
+            assert owner.stdout.readline() == "forked\n"
+            owner.send_signal(signal.SIGKILL)
+            wait_until(lambda: internet.devices() == ["lo"])
+        finally:
+            os.killpg(owner.pid, signal.SIGKILL)
+    sweep(tmp_path)

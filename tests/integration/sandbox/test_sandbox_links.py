@@ -88,7 +88,7 @@ def by_ip(uplink: int, inner: int, far: int, address: str, sixth: str) -> None:
         batch = f"link set lo up\nlink add dkytrunk address {HOST} {queues} type veth {peer}\n"
         batch += "link set dkytrunk addrgenmode none\nlink set dkytrunk up\n"
         batch += f"neigh replace {NEXT_HOPS[1]} lladdr {INNER} dev dkytrunk nud permanent\n"
-        block = ip_network(f"{sixth}/120", strict=False)
+        block = ip_network(f"{sixth}/122", strict=False)
         batch += f"route add {block} via {NEXT_HOPS[1]} dev dkytrunk onlink\n"
         peer = f"peer name eth0 address {INNER} {queues} netns /proc/self/fd/{inner}"
         batch += f"link add dkyip address {HOST} {queues} type veth {peer}\n"

@@ -61,7 +61,10 @@ some_rules = st.lists(st.builds(Rule, st.sampled_from(PLACES + PLACES_6).map(pre
 
 @given(st.sampled_from(PLACES + PLACES_6).map(prefix_of), st.lists(ports, max_size=3), some_rules)
 def test_what_is_clear_holds_nothing_that_is_denied(place: Prefix, own: list[Ports], denied: list[Rule]):
-    clear = rules.is_clear(place, own, denied)
+    denials = rules.Denials(denied)
+    touched = [r.ports for r in denied if r.prefix.covers(place) or place.covers(r.prefix)]
+    assert sorted(denials.near(place)) == sorted(touched)
+    clear = rules.is_clear(place, own, denials)
     for address in map(prefix_of, ADDRESSES):
         for port, protocol in product((1, 80, 200, 443, 8000), (6, 17)):
             both = [own, [rule.ports for rule in denied if rule.prefix.covers(address)]]
@@ -77,7 +80,7 @@ def has(ranges: Ports, port: int, protocol: int) -> bool:
 
 def test_most_of_the_world_is_clear():
     node = [Rule(prefix_of(net), rules.EVERY_PORT) for net in NOWHERE]
-    node.append(Rule(prefix_of("203.0.113.7"), Ports(22, 22, 0)))
+    node = rules.Denials([*node, Rule(prefix_of("203.0.113.7"), Ports(22, 22, 0))])
     web = [Ports(443, 443, 6)]
     assert rules.is_clear(prefix_of("203.0.113.7"), web, node)
     assert rules.is_clear(prefix_of("2001:db8::/32"), web, node)
