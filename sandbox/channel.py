@@ -92,9 +92,13 @@ class Channel:
         thread or descriptor left; the socket is then the caller's to close."""
         self._listeners[0] = supervisor
         self._on_end = on_end
+        # Before it is served: turns begin at once, and what they ask for has to find its bell.
+        self._poller = poller.least_busy()
         try:
-            self._poller = poller.serve(self)
+            self._poller.serve(self)
         except BaseException:
+            self._poller = None
+            self._is_over.set()
             self._epoll.close()
             raise
 

@@ -303,8 +303,6 @@ def _sooner(one_s: float | None, other_s: float | None) -> float | None:
 _pollers = tuple(Poller() for _ in range(_NUM_POLLERS))
 
 
-def serve(served: Served) -> Poller:
-    """By the one that has the fewest. Raises as `Poller.serve`."""
-    poller = min(_pollers, key=lambda each: each.num_served)
-    poller.serve(served)
-    return poller
+def least_busy() -> Poller:
+    """The one that has the fewest to serve."""
+    return min(_pollers, key=lambda each: each.num_served)

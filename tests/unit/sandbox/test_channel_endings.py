@@ -22,6 +22,7 @@ from sandbox.commands import Commands
 from sandbox.errors import FileMissing, SandboxError, SandboxGone
 from sandbox.files import Files, _Reply
 from sandbox.policy import Policy
+from sandbox.poller import Poller, Served
 from sandbox.running import RunningCommand
 from sandbox.wire import FRAME_BYTES, Ending, Frame, Kind, TerminalSize, encode
 
@@ -303,7 +304,42 @@ def test_without_a_thread_the_channel_holds_no_descriptor(monkeypatch: pytest.Mo
     with pytest.raises(BlockingIOError, match="thread"):
         channel.start(owner, owner.release)
     assert count_fds() == before
+    channel.close()  # waits for nothing
     ours.close()
+    theirs.close()
+
+
+@dataclass
+class Hasty(Owner):
+    """Hangs up at its first turn."""
+
+    channel: Channel | None = None
+    hung_up: threading.Event = field(default_factory=threading.Event)
+
+    def deadline_ns(self) -> int | None:
+        return None if self.hung_up.is_set() else 0
+
+    def on_deadline(self) -> None:
+        assert self.channel is not None
+        self.channel.hang_up()
+        self.hung_up.set()
+
+
+def test_one_that_hangs_up_at_its_first_turn_ends_however_late_its_start_returns(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    owner, serve = Hasty(), Poller.serve
+
+    def serve_late(self: Poller, served: Served) -> None:
+        serve(self, served)
+        assert owner.hung_up.wait(10)
+
+    monkeypatch.setattr(Poller, "serve", serve_late)
+    owner.channel = Channel(ours, SystemClock(), name="sbx-test")
+    owner.channel.start(owner, owner.release)
+    assert owner.channel.join(10)
+    assert (owner.lost, owner.released) == (True, True)
     theirs.close()
 
 
