@@ -5,6 +5,9 @@ from pathlib import Path
 
 import teams.recordings
 from evals.bugs import BugTask, build_task, load_folder, load_recipe, prepare, verifier
+from protocol.errors import ResourceShortage
+from protocol.ready_threads import ReadyThreads
+from protocol.threads import NoThread
 from teams.agent import AgentLimits
 from teams.harness.chat import run_live
 from teams.harness.recorded import run_replay
@@ -22,10 +25,23 @@ def recording_path(name: str) -> Path:
 async def open_task(name_or_folder: str, cache_dir: Path, sandboxes: SandboxFactory) -> BugTask:
     """A shipped task by name, or a folder's; fetched and accepted, unless the cache knows it already.
 
-    Raises `InvalidInput`, `FetchError` and `NotAcceptedError`. May be cancelled.
+    Raises `InvalidInput`, `FetchError`, `NotAcceptedError`, and `ResourceShortage` where there is no thread
+    to read it. May be cancelled.
     """
-    task = await asyncio.to_thread(_read_task, name_or_folder, cache_dir)
+    thread = _thread()
+    try:
+        task = await asyncio.get_running_loop().run_in_executor(thread, _read_task, name_or_folder, cache_dir)
+    finally:
+        thread.shutdown(wait=False)
     return await prepare(task, cache_dir, sandboxes)
+
+
+def _thread() -> ReadyThreads:
+    """Not the loop's own: for one that is not to be had, then or at its end, it would wait without end."""
+    try:
+        return ReadyThreads(1, "bug task")
+    except NoThread as error:
+        raise ResourceShortage(f"there is no thread to read the task: {error}") from error
 
 
 def _read_task(name_or_folder: str, cache_dir: Path) -> BugTask:
