@@ -26,6 +26,7 @@ from bench.attack_cases import ABSENT, CASES, NOT_HELPED
 from bench.attack_cases.arena import Arena
 from bench.attack_cases.folders import Folder, remove_left
 from bench.attack_cases.model import SUBSTRATES, Case, Substrate
+from bench.attack_cases.neighbour import Harmed
 from bench.attack_cases.trial import FAULTS, Finding, Outcome, not_tried, run_case
 from bench.attack_cases.world import lend
 from bench.attack_user import run_as
@@ -43,6 +44,8 @@ def run_all(cases: Sequence[Case], state_dir: Path, toolkit: Path) -> Iterator[F
     """One substrate after the other; minutes."""
     for substrate in SUBSTRATES:
         chosen = [case for case in cases if substrate in case.on]
+        if not chosen:
+            continue
         if lacking := _lacking(substrate):
             yield from (_untried(case, substrate, "not here", lacking) for case in chosen)
             continue
@@ -53,7 +56,7 @@ def run_all(cases: Sequence[Case], state_dir: Path, toolkit: Path) -> Iterator[F
                     progress(f"· {case.key} on {substrate}")
                     yield run_case(case, arena)
                     num_tried += 1
-        except DockyardError as error:  # it is here, and broken
+        except (DockyardError, Harmed) as error:  # it is here, and broken
             if num_tried == len(chosen):
                 raise
             yield from (_untried(case, substrate, "failed", str(error)) for case in chosen[num_tried:])

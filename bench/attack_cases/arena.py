@@ -3,7 +3,7 @@ what is tried outside."""
 
 import subprocess
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,7 @@ class Arena:
         self.state_dir = state_dir
         self.toolkit = toolkit
         self._shared: list[tuple[Box, Sandbox]] = []
+        self._neighbours: list[Sandbox] = []
         self._folder = Folder()
         self.place = self._folder.path
         self._world: World | None = None
@@ -39,8 +40,7 @@ class Arena:
             folder.chmod(0o711)
         self.open_place.mkdir()
         self.open_place.chmod(0o777)
-        self.neighbour = self._create(Box())
-        self.beside = Neighbour(self.neighbour)
+        self._settle_neighbour()
         return self
 
     def __exit__(
@@ -52,8 +52,20 @@ class Arena:
         with ExitStack() as last:
             last.callback(self._folder.remove)
             last.callback(self._on_exit.close)
-            for box in (*(box for _, box in self._shared), self.neighbour):
+            for box in (*(box for _, box in self._shared), *self._neighbours):
                 last.callback(box.kill)
+
+    def mind_neighbour(self) -> None:
+        """Makes another where it is lost. Raises what a create raises, Harmed where that one is not well."""
+        if self.beside.is_lost:
+            with suppress(DockyardError):  # it raises that again at the end
+                self.neighbour.kill()
+            self._settle_neighbour()
+
+    def _settle_neighbour(self) -> None:
+        self.neighbour = self._create(Box())
+        self._neighbours.append(self.neighbour)
+        self.beside = Neighbour(self.neighbour)
 
     @property
     def open_place(self) -> Path:

@@ -36,15 +36,21 @@ for number in itertools.count(1):
 _BEAT = f"echo $1 > beat; {_SUMS}; read -r up < resident; kill -0 $up && read -r said < beat && echo $said"
 
 
-class Slowed(AssertionError):
+class Harmed(Exception):
+    """It is not what it was before something was tried."""
+
+
+class Slowed(Harmed):
     """Its commands took much longer than beside nothing: for what is tried, or since the machine paused."""
 
 
 class Neighbour:
-    """Of one substrate's attacks. `box` may be used meanwhile. One thread at a time."""
+    """Of one substrate's attacks. `box` may be used meanwhile. One thread at a time. Once it `is_lost`, what
+    was done to it cannot be told from what comes after."""
 
     def __init__(self, box: Sandbox) -> None:
         self.box = box
+        self.is_lost = False
         self._numbers = count(1)
         self._quiet_s: deque[float] = deque(maxlen=_QUIET)
         box.files.write("mark", MARK)
@@ -57,8 +63,8 @@ class Neighbour:
 
     @contextmanager
     def at_work(self) -> Generator[None]:
-        """Runs its commands until the block ends. AssertionError where one came out otherwise than it does,
-        Slowed where they took much longer than beside nothing."""
+        """Runs its commands until the block ends. Harmed where one came out otherwise than it does, Slowed
+        where they took much longer than beside nothing."""
         ended = threading.Event()
         took_s: list[float] = []
         failed: list[BaseException] = []
@@ -69,7 +75,7 @@ class Neighbour:
                     took_s.append(self._beat())
                     if ended.wait(max(_PAUSE_S, 2 * took_s[-1])):
                         return
-            except (AssertionError, DockyardError) as error:  # handed to the caller
+            except BaseException as error:  # handed to the caller
                 failed.append(error)
 
         thread = threading.Thread(target=work, name="neighbour")
@@ -80,17 +86,19 @@ class Neighbour:
             ended.set()
             thread.join()
         if failed:
-            raise AssertionError(f"beside an attack: {failed[0]}") from failed[0]
+            raise failed[0]
         self._compare(took_s)
 
     def check(self) -> None:
-        """AssertionError where its files or its process are not what they were, or the process has not gone
-        on since the last time."""
+        """Harmed where its files or its process are not what they were, or the process has not gone on since
+        the last time."""
         self._quiet_s.append(self._beat())
-        assert self._resident.is_running, "the neighbour is not well: its process has ended"
+        if not self._resident.is_running:
+            raise self._lost("its process has ended")
         until = time.monotonic() + PATIENCE_S
         while (turns := self._turns()) <= self._turns_before:
-            assert time.monotonic() < until, "the neighbour's process does not go on"
+            if time.monotonic() > until:
+                raise self._lost("its process does not go on")
             time.sleep(_PAUSE_S)
         self._turns_before = turns
 
@@ -102,15 +110,25 @@ class Neighbour:
             raise Slowed(f"the neighbour's {len(took_s)} commands took {mean_s:.3f} s, not {bound_s:.3f}")
 
     def _turns(self) -> int:
-        return int(self.box.files.read("turns") or b"0")
+        try:
+            return int(self.box.files.read("turns") or b"0")
+        except (DockyardError, ValueError) as error:
+            raise self._lost(f"how far it is: {error}") from error
 
     def _beat(self) -> float:
         """One command, and how long it took."""
         number = next(self._numbers)
         words = ["sh", "-c", _BEAT, "sh", str(number)]
         started = time.monotonic()
-        done = self.box.commands.run(words, timeout_s=PATIENCE_S)
+        try:
+            done = self.box.commands.run(words, timeout_s=PATIENCE_S)
+        except DockyardError as error:
+            raise self._lost(str(error)) from error
         took_s = time.monotonic() - started
-        said = f"{self._sums}{number}\n"
-        assert (done.reason, done.stdout) == ("exit", said), f"the neighbour is not well: {done}"
+        if (done.reason, done.stdout) != ("exit", f"{self._sums}{number}\n"):
+            raise self._lost(str(done))
         return took_s
+
+    def _lost(self, how: str) -> Harmed:
+        self.is_lost = True
+        return Harmed(f"the neighbour is not well: {how}")

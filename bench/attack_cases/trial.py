@@ -22,8 +22,7 @@ from bench.attack_cases.model import (
     Unguarded,
     Without,
 )
-from bench.attack_cases.neighbour import Slowed
-from protocol.errors import DockyardError
+from bench.attack_cases.neighbour import Harmed, Slowed
 from sandbox.guard.node import shared_guard
 from sandbox.policy import Protection, apparmor_profiles
 from sandbox.policy.seccomp import filter_program, this_machine
@@ -55,13 +54,14 @@ class Finding:
 
 def run_case(case: Case, arena: Arena) -> Finding:
     """Seconds at most. Open where the door was, once. Failed where it was shut and the neighbour was not well
-    meanwhile, or is not afterwards."""
+    meanwhile, or is not afterwards: the next case has another one."""
+    arena.mind_neighbour()
     try:
         try:
             return _run(case, arena)
         except Slowed:  # by a pause of the whole machine as well, but not twice
             return _run(case, arena)
-    except AssertionError as error:
+    except Harmed as error:
         return _finding(case, arena, "failed", str(error), _NOT_TRIED)
 
 
@@ -83,7 +83,7 @@ def _attempted(case: Case, arena: Arena) -> Seen:
     try:
         with arena.beside.at_work():
             seen = attempt(case.attack, arena)
-    except (AssertionError, DockyardError) as error:
+    except Harmed as error:
         if not seen.opened:
             raise
         return Seen(True, f"{seen.said}; {error}")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,6 @@ from bench.attack_cases.model import (
 from bench.attack_cases.programs import judge
 from bench.attack_cases.trial import Finding, Outcome, run_case
 from sandbox import Policy
-from sandbox.errors import SandboxError
 from sandbox.policy.calls import MACHINES, NUMBERS, this_machine
 
 pytestmark = pytest.mark.parametrize("arena", ["function"], indirect=True)
@@ -171,6 +171,73 @@ def test_a_neighbour_that_is_harmed_is_noticed(
         assert words in finding.said
 
 
+HARMS: dict[str, Callable[[Arena], object]] = {
+    "its process": lambda arena: arena.neighbour.commands.run("kill $(cat resident)"),
+    "itself": lambda arena: arena.neighbour.kill(),
+}
+
+
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("harm", HARMS)
+def test_what_harms_a_neighbour_fails_alone(
+    arena: Arena, state_dir: Path, toolkit: Path, harm: str, opened: bool
+):
+    """And the rest is tried, beside another one."""
+    del arena
+
+    def deed(arena: Arena) -> Seen:
+        HARMS[harm](arena)
+        return Seen(opened, "EACCES")
+
+    bad = Case(1, "x", "x", deed, frozenset({"EACCES"}), "modes", HERE, on=("function",))
+    good = replace(case(SHUT), on=("function",))
+    first, *rest = attacks.run_all([bad, good, good], state_dir, toolkit)
+    assert first.outcome == ("open" if opened else "failed")
+    assert "the neighbour is not well" in first.said
+    assert [(each.outcome, each.shown) for each in rest] == [("denied", True)] * 2
+
+
+def test_no_other_neighbour_fails_the_rest_and_forgets_nothing(
+    arena: Arena, state_dir: Path, toolkit: Path, monkeypatch: pytest.MonkeyPatch
+):
+    del arena
+
+    def refuse(self: Arena) -> None:
+        raise neighbour.Harmed("not well from the beginning")
+
+    def deed(arena: Arena) -> Seen:
+        arena.neighbour.kill()
+        monkeypatch.setattr(Arena, "_settle_neighbour", refuse)
+        return Seen(True, "went through")
+
+    bad = Case(1, "x", "x", deed, frozenset({"EACCES"}), "modes", HERE, on=("function",))
+    good = replace(case(SHUT), on=("function",))
+    found = list(attacks.run_all([bad, good, good], state_dir, toolkit))
+    assert [each.outcome for each in found] == ["open", "failed", "failed"]
+    assert found[-1].said == "not well from the beginning"
+
+
+def test_a_fault_of_the_suites_own_is_not_a_cases_outcome(arena: Arena):
+    def deed(_: Arena) -> Seen:
+        raise AssertionError("of the suite")
+
+    for attack, control in ((deed, HERE), (case(SHUT).attack, Shown(deed, "so"))):
+        with pytest.raises(AssertionError, match="of the suite"):
+            run_case(replace(case(SHUT), attack=attack, control=control), arena)
+    assert not arena.beside.is_lost
+
+
+def test_what_a_neighbours_thread_comes_to_is_raised(arena: Arena, monkeypatch: pytest.MonkeyPatch):
+    def fail(self: neighbour.Neighbour) -> float:
+        raise LookupError
+
+    with monkeypatch.context() as patches:
+        patches.setattr(neighbour.Neighbour, "_beat", fail)
+        with pytest.raises(LookupError):
+            run_case(case(SHUT), arena)
+    assert run_case(case(SHUT), arena).outcome == "denied"
+
+
 def test_a_neighbour_that_is_slowed_down_is_noticed(arena: Arena, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(neighbour, "SLOWER", 0.0)
     monkeypatch.setattr(neighbour, "GRACE_S", 0.0)
@@ -193,9 +260,7 @@ def test_a_neighbour_that_was_slow_once_is_tried_again(arena: Arena, monkeypatch
     assert not slow
 
 
-@pytest.mark.parametrize(
-    "fault", [neighbour.Slowed("slow"), AssertionError("not well"), SandboxError("gone")]
-)
+@pytest.mark.parametrize("fault", [neighbour.Slowed("slow"), neighbour.Harmed("not well")])
 def test_a_door_that_opened_once_is_open_whatever_its_neighbour_was(
     arena: Arena, fault: Exception, monkeypatch: pytest.MonkeyPatch
 ):
