@@ -392,9 +392,15 @@ class Sandbox(Named):
 
 
 def kill_all(forks: Iterable[Sandbox]) -> None:
-    """Of several that were to be one's together."""
+    """Of several that were to be one's together: each, whatever another's raises. Raises the first error."""
+    errors: list[BaseException] = []
     for fork in forks:
-        fork.kill()
+        try:
+            fork.kill()
+        except BaseException as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 _KEYS: Keys[Sandbox] = Keys()  # of this process

@@ -7,10 +7,9 @@ import pytest
 from sandbox_snapshots import kind, store
 
 from sandbox import Sandbox, Snapshots, cgroups
-from sandbox.errors import (
-    InvalidArgument,
-)
+from sandbox.errors import CapacityError, InvalidArgument
 from sandbox.making import Made
+from sandbox.sandbox import kill_all
 
 __all__ = ["kind", "store"]  # fixtures
 
@@ -87,6 +86,22 @@ def test_several_forks_at_once(create: Create):
     for number in (0, 101):
         with pytest.raises(InvalidArgument, match=f"n={number}"):
             box.fork_fs(number)
+
+
+def test_several_forks_end_together_whatever_the_end_of_one_raises(create: Create):
+    forks = create().fork_fs(3)
+    held = [CapacityError(f"{each.id}: the kernel holds on to a cgroup") for each in forks]
+    try:
+        for each, error in list(zip(forks, held, strict=True))[:2]:
+            each._release_error = error  # as its release leaves it
+        with pytest.raises(CapacityError) as caught:
+            kill_all(forks)
+        assert caught.value is held[0]
+        assert [each.is_running for each in forks] == [False] * 3
+    finally:
+        for each in forks:
+            each._release_error = None
+            each.kill()
 
 
 def test_none_is_idle_that_a_fork_is_made_of_or_that_waits_for_the_last(create: Create, monkeypatch):
