@@ -4,25 +4,63 @@ cancelled."""
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Never, ParamSpec, TypeVar
 
 from protocol.threads import NoThread, TimelyThread
 from sandbox.errors import CapacityError
+from sandbox.missing_threads import shortage
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_LOOK_S = 0.05  # how often it is looked whether a thread is up
 
-def in_thread(call: Callable[[], T]) -> "Future[T]":
+
+def in_thread(call: Callable[[], T], *, at_any_rate: bool = False) -> "Future[T]":
     """A thread of its own instead of the loop's pool: that has few threads, and a sandbox that is to be
-    killed must not wait for others that are being made."""
+    killed must not wait for others that are being made. For the loop's thread, which does not wait for that
+    one to come up. Where it does not, this is CapacityError, or is done by the loop's own `at_any_rate`."""
     future: Future[T] = Future()
-    try:
-        TimelyThread(partial(settle, future, call), name="dockyard-sandbox").start()
-    except NoThread as error:
-        raise CapacityError(f"sandbox: {error}", hint="raise `ulimit -u`, or end something") from error
+    work = partial(settle, future, call)
+    instead = work if at_any_rate else partial(settle, future, _refuse)
+    _Beginning(TimelyThread(work, name="dockyard-sandbox"), instead).begin()
     return future
+
+
+def _refuse() -> Never:
+    raise CapacityError("sandbox: no thread came up for it", hint="raise `ulimit -u`, or end something")
+
+
+class _Beginning:
+    """Of a thread, which the loop looks for now and then. For the loop's thread."""
+
+    def __init__(self, thread: TimelyThread, instead: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread, self._instead = thread, instead
+
+    def begin(self) -> None:
+        looking = self._loop.call_later(_LOOK_S, self._look)
+        try:
+            self._thread.begin()
+        except BaseException as error:
+            looking.cancel()
+            if not isinstance(error, NoThread):
+                self._thread.take_back()
+                raise
+            self._instead()
+
+    def _look(self) -> None:
+        if self._thread.has_begun:
+            return
+        if not self._thread.is_lost:
+            with suppress(MemoryError):  # for which nobody could look again
+                self._loop.call_later(_LOOK_S, self._look)
+                return
+        if self._thread.take_back() is not None:
+            shortage.tell()
+            self._instead()
 
 
 def settle(future: "Future[T]", call: Callable[[], T]) -> None:
@@ -88,8 +126,8 @@ def take_error(ended: "asyncio.Future[Any]") -> None:
 def _begun(call: Callable[[], T]) -> "Future[T]":
     """Better late for all others than not done."""
     try:
-        return in_thread(call)
-    except (CapacityError, MemoryError):
+        return in_thread(call, at_any_rate=True)
+    except MemoryError:
         done: Future[T] = Future()
         settle(done, call)
         return done

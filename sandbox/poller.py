@@ -18,6 +18,7 @@ from typing import Protocol
 
 from protocol.threads import NoThread, TimelyThread
 from sandbox.forks import leave_in_children
+from sandbox.missing_threads import shortage
 
 _MOST_EVENTS = 64
 # Always ready: to ask an epoll for it again, once, is to ring at its thread. No sandbox's own epoll has it:
@@ -244,12 +245,12 @@ class _Ends:
     the end, and the others wait meanwhile. For one thread."""
 
     def __init__(self) -> None:
-        self._begun: deque[TimelyThread] = deque()
+        self._begun: deque[tuple[TimelyThread, float]] = deque()  # and when
 
     def begin(self, end: Callable[[], object], name: str) -> None:
         try:
             thread = TimelyThread(end, name=name)
-            self._begun.append(thread)
+            self._begun.append((thread, time.monotonic()))
         except MemoryError:
             _do(end)
             return
@@ -262,23 +263,28 @@ class _Ends:
 
     def wait_s(self) -> float | None:
         """Until `look` is due; None where there is nothing to look for."""
-        return None if all(thread.has_begun for thread in self._begun) else _LOOK_S
+        return None if all(thread.has_begun for thread, _ in self._begun) else _LOOK_S
 
     def look(self) -> None:
         for _ in range(len(self._begun)):
-            thread = self._begun[0]
-            if thread.is_lost and (end := thread.take_back()) is not None:
+            thread, begun_s = self._begun[0]
+            if shortage.has_lost(thread, begun_s) and (end := thread.take_back()) is not None:
                 self._begun.popleft()
+                shortage.tell()
                 _do(end)
             elif thread.has_begun:
                 self._begun.popleft()
+                shortage.relieve()
             else:
                 self._begun.rotate(-1)
 
     def settle(self) -> None:
         """Blocks until each has begun or is done: for a poller that has nobody to serve any more."""
         while self._begun:
-            self._begun[0].wait()
+            if shortage.is_on:
+                time.sleep(_LOOK_S)
+            else:
+                self._begun[0][0].wait()
             self.look()
 
 

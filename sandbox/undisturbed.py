@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Generic, ParamSpec, TypeVar
 
 from protocol.threads import NoThread, TimelyThread
+from sandbox.missing_threads import shortage
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class _Hand:
         queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.give = queue.put
         weakref.finalize(self, queue.put, None).atexit = False
-        TimelyThread(partial(_serve, queue), name="dockyard-hand").start()
+        shortage.start(TimelyThread(partial(_serve, queue), name="dockyard-hand"))
 
 
 def _serve(queue: "SimpleQueue[Callable[[], None] | None]") -> None:

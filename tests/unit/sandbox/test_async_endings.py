@@ -8,9 +8,11 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from thread_shortage import run_short
 
 from sandbox.aio import _made_or_undone
-from sandbox.aio_threads import awaited, outlasted, uncancelled
+from sandbox.aio_threads import awaited, outlasted, threaded, uncancelled
+from sandbox.errors import CapacityError
 
 UNDO_FAILS = OSError("held on to")
 
@@ -55,6 +57,26 @@ def test_what_has_to_be_done_is_done_by_the_loops_thread_where_there_is_no_other
             await uncancelled(lambda: fail(1))
         shortage.undo()
         assert await uncancelled(threading.current_thread) is not threading.main_thread()
+
+    run_quietly(work)
+
+
+@pytest.mark.parametrize("how", [threaded, uncancelled])
+def test_a_loop_goes_on_while_a_thread_does_not_come_up(how: Any, monkeypatch: pytest.MonkeyPatch):
+    run_short(monkeypatch, "dead", up_s=0.5)
+    turns = [0]
+
+    async def work() -> None:
+        task = asyncio.ensure_future(how(lambda: turns[0]))
+        while not task.done():
+            turns[0] += 1
+            await asyncio.sleep(0)
+        if how is threaded:
+            with pytest.raises(CapacityError, match="no thread came up"):
+                await task
+        else:
+            assert await task > 10
+        assert turns[0] > 10
 
     run_quietly(work)
 

@@ -14,6 +14,7 @@ from thread_shortage import WAYS, Way, dead_at_birth, run_short
 
 import sandbox.poller as poller_module
 from protocol.threads import TimelyThread
+from sandbox.missing_threads import Shortage
 from sandbox.poller import Poller, _Agenda
 
 PATIENCE_S = 10
@@ -70,7 +71,8 @@ class Counter:
 
 
 @pytest.fixture
-def poller() -> Iterator[Poller]:
+def poller(monkeypatch: pytest.MonkeyPatch) -> Iterator[Poller]:
+    monkeypatch.setattr(poller_module, "shortage", Shortage())
     one = Poller()
     yield one
     assert one.num_served == 0
@@ -188,6 +190,44 @@ def test_an_end_whose_thread_never_comes_up_is_the_pollers_and_the_others_have_t
     other.ring(b".")
     assert other.ended.wait(PATIENCE_S)
     assert other.ended_on is not own
+
+
+def test_after_one_that_was_lost_no_end_waits_as_long(poller: Poller, monkeypatch: pytest.MonkeyPatch):
+    """Nor the last one, with which the poller's own thread ends."""
+    begun, lost = list[TimelyThread](), threading.Semaphore(0)
+
+    def lose(bootstrap: MethodType, _: tuple[()]) -> int:
+        begun.append(bootstrap.__self__)
+        lost.release()
+        return dead_at_birth(bootstrap)
+
+    counters = [Counter() for _ in range(4)]
+    for one in counters:
+        poller.serve(one)
+    own = poller._thread
+    assert own is not None
+    with monkeypatch.context() as patches:
+        patches.setattr("protocol.threads._UP_S", 3600.0)
+        patches.setattr("threading._start_new_thread", lose)
+        for one in counters[:2]:
+            one.ring(b".")
+            assert lost.acquire(timeout=PATIENCE_S)
+        assert not any(one.ended.is_set() for one in counters)
+        begun[0]._late_s = 0.0
+        for one in counters[2:]:
+            one.ring(b".")
+        for one in counters:
+            assert one.ended.wait(PATIENCE_S)
+        own.join(PATIENCE_S)
+    assert not own.is_alive()
+    one, other = Counter(), Counter()
+    for each in (one, other):
+        poller.serve(each)
+    own = poller._thread
+    for each in (one, other):
+        each.ring(b".")
+        assert each.ended.wait(PATIENCE_S)
+        assert each.ended_on is not own  # there are threads again
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Threads that sandboxes need: where none comes up whoever asks is told, nobody waits for ever, and the next
 try has one."""
 
+import asyncio
 import os
 import socket
 import threading
@@ -13,7 +14,7 @@ from thread_shortage import WAYS, Way, run_short
 
 import sandbox.undisturbed as undisturbed_module
 from protocol.clock import SystemClock
-from sandbox.aio_threads import in_thread
+from sandbox.aio_threads import threaded
 from sandbox.door import Door, _Room, ask
 from sandbox.egress.resolver import Resolver
 from sandbox.errors import CapacityError
@@ -54,11 +55,15 @@ def test_nothing_is_made_ahead_and_the_claimer_makes_it(shortage: pytest.MonkeyP
 
 def test_a_call_of_asyncio_is_refused(shortage: pytest.MonkeyPatch):
     called: list[int] = []
-    with pytest.raises(CapacityError, match="ulimit -u"):
-        in_thread(lambda: called.append(1))
-    assert called == []
-    shortage.undo()
-    assert in_thread(lambda: 3).result(PATIENCE_S) == 3
+
+    async def work() -> None:
+        with pytest.raises(CapacityError, match="ulimit -u"):
+            await threaded(lambda: called.append(1))
+        assert called == []
+        shortage.undo()
+        assert await threaded(lambda: 3) == 3
+
+    asyncio.run(work())
 
 
 def test_what_no_interrupt_may_part_is_done_all_the_same(shortage: pytest.MonkeyPatch):
