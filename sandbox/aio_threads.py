@@ -2,6 +2,7 @@
 cancelled."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,7 +26,8 @@ def in_thread(call: Callable[[], T], *, at_any_rate: bool = False) -> "Future[T]
     future: Future[T] = Future()
     work = partial(settle, future, call)
     instead = work if at_any_rate else partial(settle, future, _refuse)
-    _Beginning(TimelyThread(work, name="dockyard-sandbox"), instead).begin()
+    thread = TimelyThread(work, name="dockyard-sandbox")
+    _Beginning(thread, instead, is_patient=not at_any_rate).begin()
     return future
 
 
@@ -36,9 +38,10 @@ def _refuse() -> Never:
 class _Beginning:
     """Of a thread, which the loop looks for now and then. For the loop's thread."""
 
-    def __init__(self, thread: TimelyThread, instead: Callable[[], None]) -> None:
+    def __init__(self, thread: TimelyThread, instead: Callable[[], None], *, is_patient: bool) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread, self._instead = thread, instead
+        self._is_patient, self._begun_s = is_patient, time.monotonic()
 
     def begin(self) -> None:
         looking = self._loop.call_later(_LOOK_S, self._look)
@@ -53,14 +56,20 @@ class _Beginning:
 
     def _look(self) -> None:
         if self._thread.has_begun:
+            shortage.relieve()
             return
-        if not self._thread.is_lost:
+        if not self._is_lost():
             with suppress(MemoryError):  # for which nobody could look again
                 self._loop.call_later(_LOOK_S, self._look)
                 return
         if self._thread.take_back() is not None:
             shortage.tell()
             self._instead()
+
+    def _is_lost(self) -> bool:
+        if self._is_patient:
+            return self._thread.is_lost
+        return shortage.has_lost(self._thread, self._begun_s)
 
 
 def settle(future: "Future[T]", call: Callable[[], T]) -> None:

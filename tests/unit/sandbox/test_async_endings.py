@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from thread_shortage import run_short
 
+from sandbox import aio_threads
 from sandbox.aio import _made_or_undone
 from sandbox.aio_threads import awaited, outlasted, threaded, uncancelled
 from sandbox.errors import CapacityError
+from sandbox.missing_threads import Shortage
 
 UNDO_FAILS = OSError("held on to")
 
@@ -57,6 +59,21 @@ def test_what_has_to_be_done_is_done_by_the_loops_thread_where_there_is_no_other
             await uncancelled(lambda: fail(1))
         shortage.undo()
         assert await uncancelled(threading.current_thread) is not threading.main_thread()
+
+    run_quietly(work)
+
+
+def test_after_a_thread_that_was_missing_nothing_that_has_to_be_done_waits_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    missing = Shortage()
+    missing.tell()
+    monkeypatch.setattr(aio_threads, "shortage", missing)
+    run_short(monkeypatch, "dead", up_s=3600.0)
+
+    async def work() -> None:
+        async with asyncio.timeout(10):
+            assert await uncancelled(threading.current_thread) is threading.main_thread()
 
     run_quietly(work)
 
