@@ -8,7 +8,7 @@ from pathlib import Path
 from protocol.errors import DockyardError
 from sandbox.capability import Capability
 from sandbox.egress import namespaces, service
-from sandbox.egress.forwarding import setting_name, switched_off
+from sandbox.egress.forwarding import switched_off
 from sandbox.egress.helped import Uplink
 from sandbox.egress.trunk import POOL_4
 from sandbox.helper import shared_helper
@@ -87,7 +87,7 @@ def _try_both(state: Path, toolkit: Path, egress: Uplink | None, patience_s: flo
 
 def probe_routing() -> Capability:
     """Whether this machine passes on what sandboxes send: it does not change that by itself."""
-    title, off = "egress routing", [setting_name(version) for version in switched_off()]
+    title, off = "egress routing", list(switched_off().values())
     if not off:
         return Capability(title, "unverified", "this machine forwards; answers need a route or masquerading")
     return Capability(
@@ -95,5 +95,5 @@ def probe_routing() -> Capability:
         "degraded",
         f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} off",
         "networked sandboxes reach this machine's own addresses and no other",
-        f"sysctl -w net.ipv4.ip_forward=1, and masquerade {POOL_4}",
+        f"sysctl -w {' '.join(f'{name}=1' for name in off)}, and masquerade {POOL_4}",
     )

@@ -12,7 +12,7 @@ from sandbox import cgroups
 from sandbox.egress import links, namespaces
 from sandbox.egress.connection import Connection
 from sandbox.egress.fence import Fence
-from sandbox.egress.forwarding import SETTINGS, lacking_ways, switched_off, versions_beyond
+from sandbox.egress.forwarding import lacking_ways, switched_off, versions_beyond
 from sandbox.egress.libbpf import load_library
 from sandbox.egress.resolver import Resolver
 from sandbox.egress.rules import EVERY_PORT, Ports, Rule, own_prefixes, prefix_of
@@ -83,7 +83,6 @@ class Egress:
         self._is_parents = False
         self._lock = threading.Lock()  # guards what follows
         self._connections: dict[int, Connection] = {}
-        self._off: tuple[int, ...] = tuple(SETTINGS)  # versions of IP that may not be forwarded
         with ExitStack() as on_failure, _enforcing():
             self._uplink = namespaces.open_namespace(uplink)
             on_failure.callback(os.close, self._uplink)
@@ -130,11 +129,11 @@ class Egress:
         return connection
 
     def lacking_ways(self, networks: Iterable[Network]) -> tuple[str, ...]:
-        """What sandboxes with these lack, since the uplink does not forward. Once it forwards all, creates
-        look no more. OSError."""
-        if self._off and versions_beyond(networks, self.own) & set(self._off):
-            self._off = namespaces.run_in(self._uplink, switched_off)
-        return lacking_ways(networks, self.own, self._off)
+        """What sandboxes with these lack, since the uplink does not forward: it is looked at each time, since
+        the machine may stop, too. OSError."""
+        if versions_beyond(networks, self.own):
+            return lacking_ways(networks, self.own, namespaces.run_in(self._uplink, switched_off))
+        return ()
 
     def disconnect(self, connection: Connection) -> None:
         """Refuses everything and removes the link. Idempotent; blocks for some ten milliseconds."""

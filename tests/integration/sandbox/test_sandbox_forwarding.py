@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sandbox_internet import EVERY_SERVER, HOST, NAMESERVER, OWN, Internet
 
-from sandbox import Policy, shortfalls
+from sandbox import Network, Policy, shortfalls
 from sandbox.doctor_egress import probe_routing
 from sandbox.egress import namespaces
 from sandbox.egress.forwarding import SETTINGS, switched_off
@@ -16,6 +16,8 @@ from sandbox.policy import presets
 
 NO_WAY = "a way beyond this machine by version 4 of IP: net.ipv4.ip_forward is off"
 NO_WAY_6 = "a way beyond this machine by version 6 of IP: net.ipv6.conf.all.forwarding is off"
+NO_WAY_NEW = "a way beyond this machine by version 4 of IP: net.ipv4.conf.default.forwarding is off"
+NEW_DEVICES = "ipv4/conf/default/forwarding"
 NAMES = {"names": [{"domains": ["example.org"], "ports": [80]}]}
 
 
@@ -40,7 +42,11 @@ def egress(world: Internet, state_dir: Path):
 
 
 def forward(world: Internet, version: int, value: str) -> None:
-    namespaces.run_in(world.namespace, lambda: Path("/proc/sys/net", SETTINGS[version]).write_text(value))
+    put(world, SETTINGS[version][0], value)
+
+
+def put(world: Internet, name: str, value: str) -> None:
+    namespaces.run_in(world.namespace, lambda: Path("/proc/sys/net", name).write_text(value))
 
 
 def test_a_policy_that_leads_beyond_the_machine_says_what_it_lacks(
@@ -72,9 +78,51 @@ def test_a_machine_that_forwards_by_now_is_believed(world: Internet, egress: Egr
     assert NO_WAY not in create(policy=policy(EVERY_SERVER), egress=egress).info.shortfalls
 
 
+def test_a_machine_that_stops_to_forward_is_seen_to(world: Internet, egress: Egress, create):
+    assert NO_WAY not in create(policy=policy(EVERY_SERVER), egress=egress).info.shortfalls
+    forward(world, 4, "0")
+    assert NO_WAY in create(policy=policy(EVERY_SERVER), egress=egress).info.shortfalls
+    forward(world, 4, "1")
+    put(world, NEW_DEVICES, "0")
+    assert NO_WAY_NEW in create(policy=policy(EVERY_SERVER), egress=egress).info.shortfalls
+
+
+@pytest.mark.parametrize("to", ["203.0.113.7", "::ffff:203.0.113.7"])
+def test_a_mapped_address_is_one_of_version_4(world: Internet, egress: Egress, to: str):
+    forward(world, 4, "0")
+    found = policy({"to": to, "ports": [80]}).network
+    assert isinstance(found, Network)
+    assert egress.lacking_ways([found]) == (NO_WAY,)
+
+
+@pytest.mark.parametrize(
+    ("all_", "new", "off"),
+    [
+        ("1", "1", {}),
+        ("2", "2", {}),
+        ("0", "1", {}),
+        ("1", "0", {4: "net.ipv4.conf.default.forwarding"}),
+        ("0", "0", {4: "net.ipv4.ip_forward"}),
+    ],
+)
+def test_what_is_off_is_what_the_kernel_does_not_route(
+    world: Internet, all_: str, new: str, off: dict[int, str]
+):
+    """As it says of a packet of a device that is made now."""
+    put(world, SETTINGS[4][0], all_)
+    put(world, NEW_DEVICES, new)
+    lines = ["link add here type veth peer name there", "link set here up", "link set there up"]
+    routes = ["route add 192.0.2.0/24 dev here", "route add 203.0.113.0/24 dev there"]
+    namespaces.configure(world.namespace, [*lines, *routes])
+    words = ["route", "get", "203.0.113.7", "from", "192.0.2.2", "iif", "here"]
+    routed = namespaces.run_in(world.namespace, lambda: namespaces.run_ip(words))
+    assert namespaces.run_in(world.namespace, switched_off) == off
+    assert (routed.returncode == 0) is (not off), routed.stderr
+
+
 def test_the_doctor_looks_at_the_same(world: Internet):
     forward(world, 4, "0")
-    assert namespaces.run_in(world.namespace, switched_off) == (4,)
+    assert namespaces.run_in(world.namespace, switched_off) == {4: "net.ipv4.ip_forward"}
     found = namespaces.run_in(world.namespace, probe_routing)
     assert (found.status, found.detail) == ("degraded", "net.ipv4.ip_forward is off")
     forward(world, 4, "1")
