@@ -138,7 +138,7 @@ def is_all_own(network: Network, own: Own) -> bool:
 def check_own_ports(network: Network, own: Own, denied: Iterable[tuple[int, int]]) -> None:
     """InvalidArgument where a destination is an own address and no port of it but ones that are denied to
     all, whatever a policy says: nobody would ever reach it."""
-    closed = tuple(denied)
+    closed = sorted(denied)
     for at, each in enumerate(network.destinations):
         if prefix_of(each.to) in own and all(_lies_in(ports, closed) for ports in each.ranges()):
             ports = ", ".join(map(str, each.ports))
@@ -149,8 +149,13 @@ def check_own_ports(network: Network, own: Own, denied: Iterable[tuple[int, int]
             )
 
 
-def _lies_in(ports: tuple[int, int], closed: tuple[tuple[int, int], ...]) -> bool:
-    return any(first <= ports[0] and ports[1] <= last for first, last in closed)
+def _lies_in(ports: tuple[int, int], closed: Iterable[tuple[int, int]]) -> bool:
+    """Whether these ranges, in order, have all of the ports among them."""
+    first, last = ports
+    for low, high in closed:
+        if low <= first <= high:
+            first = high + 1
+    return first > last
 
 
 def reaches(rule: Rule, place: Prefix, own: Own = NONE_OWN) -> bool:

@@ -4,7 +4,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +17,11 @@ Protocol = Literal["tcp", "udp"]
 MAX_RULES = 256  # of a kind, in one document
 ANY_NAME = "*"
 _SERVICES_FILE = Path(__file__).with_name("services.toml")
-_NOWHERE = (*map(ip_network, NOWHERE), POOL_4, POOL_6)
+# Neighbours as one net: all of 224.0.0.0/3 is denied, by two entries.
+_NOWHERE = (
+    *collapse_addresses((*(IPv4Network(each) for each in NOWHERE if ":" not in each), POOL_4)),
+    *collapse_addresses((*(IPv6Network(each) for each in NOWHERE if ":" in each), POOL_6)),
+)
 _MAPPED, _NAT64 = IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96")
 WAY_TO_OWN_SERVER = "for a server of this machine: `dockyard serve --host ADDRESS`, with one of its addresses"
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")

@@ -1,5 +1,6 @@
 """Policies as entries of longest-prefix maps: the entry that the kernel finds has what the rules say."""
 
+from contextlib import nullcontext
 from itertools import product
 
 import pytest
@@ -155,6 +156,22 @@ def test_own_ports_that_are_denied_to_all_are_refused():
     check("203.0.113.8", 22)
     with pytest.raises(InvalidArgument, match=r"destinations\.0: port 22, 2376-2377 of 203\.0\.113\.7/32"):
         check("203.0.113.7", 22, "2376-2377")
+
+
+@given(
+    st.tuples(st.integers(1, 9), st.integers(1, 9)).map(sorted),
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)).map(sorted), max_size=4),
+)
+def test_own_ports_are_refused_where_all_of_them_are_denied(ports: list[int], closed: list[list[int]]):
+    """By whichever ranges together."""
+    written = Network(destinations=(Destination(to="203.0.113.7", ports=(f"{ports[0]}-{ports[1]}",)),))
+    denied = {port for low, high in closed for port in range(low, high + 1)}
+    refused = (
+        pytest.raises(InvalidArgument) if denied >= set(range(ports[0], ports[1] + 1)) else nullcontext()
+    )
+    with refused:
+        own = rules.own_prefixes(["203.0.113.7"])
+        rules.check_own_ports(written, own, ((low, high) for low, high in closed))
 
 
 def test_all_of_version_6_has_no_version_4_in_it():

@@ -90,6 +90,7 @@ def test_presets_say_what_they_lack():
 
 DEAD_ENDS = (
     *("127.0.0.1", "127.0.0.0/8", "0.0.0.0", "169.254.169.254", "100.100.100.200", "224.0.0.1", "198.18.0.9"),
+    *("224.0.0.0/3", "::ffff:224.0.0.0/99", "64:ff9b::e000:0/99"),  # each of two denied halves
     *("::1", "::", "fe80::1", "ff02::1", "fd6b:79d0:5bc1::9", "::ffff:127.0.0.1", "64:ff9b::7f00:1"),
 )
 
@@ -108,7 +109,7 @@ def test_where_no_policy_leads_is_refused_where_it_is_written(to: str):
 
 
 @pytest.mark.parametrize(
-    "to", ["0.0.0.0/0", "::/0", "169.254.0.0/15", "126.0.0.0/7", "::ffff:0:0/96", "10.0.0.5"]
+    "to", ["0.0.0.0/0", "::/0", "169.254.0.0/15", "126.0.0.0/7", "192.0.0.0/2", "::ffff:0:0/96", "10.0.0.5"]
 )
 def test_wider_rules_and_private_ranges_are_not(to: str):
     assert Destination(to=to, ports=(8000,)).ports == (8000,)
