@@ -130,11 +130,6 @@ def own_prefixes(addresses: Iterable[str]) -> Own:
     return frozenset(prefix for each in addresses if not _is_nowhere(prefix := prefix_of(each)))
 
 
-def is_all_own(network: Network, own: Own) -> bool:
-    """Whether nothing but the machine's own addresses is allowed."""
-    return not network.all_names() and all(prefix_of(each.to) in own for each in network.destinations)
-
-
 def check_own_ports(network: Network, own: Own, denied: Iterable[tuple[int, int]]) -> None:
     """InvalidArgument where a destination is an own address and no port of it but ones that are denied to
     all, whatever a policy says: nobody would ever reach it."""

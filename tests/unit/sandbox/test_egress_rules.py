@@ -137,14 +137,6 @@ def test_own_addresses_must_be_written_one_by_one(address: str):
     assert rules.own_prefixes(own) == {place}  # no policy leads to the others anyway
 
 
-def test_a_policy_of_own_addresses_alone_is_known():
-    own = rules.own_prefixes(["203.0.113.7", "2001:db8::7"])
-    ours = Destination(to="203.0.113.7", ports=(80,))
-    assert rules.is_all_own(Network(destinations=(ours,)), own)
-    assert not rules.is_all_own(Network(destinations=(ours, Destination(to="203.0.113.8", ports=(1,)))), own)
-    assert not rules.is_all_own(Network(destinations=(ours,), services=("pypi",)), own)
-
-
 def test_own_ports_that_are_denied_to_all_are_refused():
     own, closed = rules.own_prefixes(["203.0.113.7"]), [(22, 22), (2375, 2380)]
 
