@@ -42,8 +42,11 @@ def step(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """The machine's answer: exactly one line. Nothing where nobody reads any more, as after `dockyard up`."""
+    """The machine's answer: exactly one line. Nothing where nobody reads any more, as after `dockyard up`, or
+    stdout was closed from the start. OSError where there is no room for it."""
     with suppress(BrokenPipeError):
+        if sys.stdout is None:
+            return
         sys.stdout.write(json.dumps(value, default=str) + "\n")
         sys.stdout.flush()
 
@@ -57,14 +60,18 @@ def show(value: Any, as_json: bool, text: Callable[[], str]) -> None:
 
 
 def fail(error: DockyardError, as_json: bool) -> None:
-    """One line that names the thing and the way out."""
+    """One line that names the thing and the way out. Never fails: where stdout or stderr takes nothing, which
+    may be the error itself, the other has it, and the exit code."""
     kind = error.kind if isinstance(error, ServerFailed) else type(error).__name__
-    progress.print(f"[red]dockyard:[/red] {kind}: ", end="")
-    progress.print(visible(str(error)), markup=False)
+    with suppress(OSError):
+        progress.print(f"[red]dockyard:[/red] {kind}: ", end="")
+        progress.print(visible(str(error)), markup=False)
     if as_json:
-        print_json({"error": {**error.record(), "type": kind}})
+        with suppress(OSError):
+            print_json({"error": {**error.record(), "type": kind}})
 
 
 def print_json_error(kind: str, message: str, hint: str) -> None:
-    """The machine's answer where there is no result."""
-    print_json({"error": {"type": kind, "message": message, "hint": hint}})
+    """The machine's answer where there is no result. Never fails, as `fail`."""
+    with suppress(OSError):
+        print_json({"error": {"type": kind, "message": message, "hint": hint}})

@@ -5,7 +5,7 @@ import signal
 import sys
 from contextlib import suppress
 from importlib import import_module, metadata
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -67,7 +67,8 @@ def invoke(arguments: list[str], ending: Ending | None) -> int:
         fail(error, as_json)
         return error.exit_code
     except _UsageError as error:
-        error.show()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        with suppress(OSError):  # of a stderr that takes nothing; the exit code says as much
+            error.show()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         if as_json:
             said = str(error.format_message())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
             print_json_error("UsageError", said, "add --help to see what there is")
@@ -82,6 +83,8 @@ def invoke(arguments: list[str], ending: Ending | None) -> int:
         with suppress(OSError):  # the terminal has gone, if that was the signal
             progress.print("\ninterrupted; everything it started has ended")
         return 128 + (ending.number if ending else signal.SIGINT)
+    finally:
+        _drop_what_cannot_be_written()
     return result if isinstance(result, int) else 0
 
 
@@ -124,10 +127,24 @@ def _root(
 
 def _print_no_more() -> None:
     """Or the interpreter, which writes at its end what is left, would complain."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, AttributeError):  # closed from the start
-            os.dup2(nowhere, stream.fileno())
+        _point_nowhere(stream)
+
+
+def _drop_what_cannot_be_written() -> None:
+    """For the same reason: of a full disk, which has been told."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):  # as of one that is closed
+            _point_nowhere(stream)
+
+
+def _point_nowhere(stream: TextIO | Any) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with suppress(OSError, AttributeError, ValueError):  # closed, from the start or by now
+        os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
