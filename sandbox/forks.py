@@ -10,6 +10,7 @@ import itertools
 import os
 import socket
 import threading
+import traceback
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -63,7 +64,10 @@ def _leave_all() -> None:
     for sock in list(_sockets):
         sock.close()
     for heirloom in list(_heirlooms.values()):
-        heirloom.leave()
+        try:
+            heirloom.leave()
+        except Exception:  # its own: the others leave all the same
+            traceback.print_exc()
 
 
 os.register_at_fork(after_in_child=_leave_all)

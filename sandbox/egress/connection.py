@@ -71,7 +71,7 @@ class Connection:
         self._learnt: dict[Prefix, dict[str, int]] = {}  # names, and until when
         self._last: Counts | None = None  # refused, of a closed one
         self._stop_names: Callable[[], None] = lambda: None
-        self._own = services.own  # of the table that holds
+        self._own, self._is_shut = services.own, False  # of the table that holds; whether it does
         services.fence.replace(sandbox, _table(network, {}, self._own))
         leave_in_children(self)
 
@@ -124,13 +124,14 @@ class Connection:
         """Has the rules hold for the uplink's addresses of now: in one step, or the sandbox reaches nothing
         any more, and this raises OSError or InvalidArgument. Nothing where they are those of before."""
         with self._lock:
-            if self._own == self._services.own or self._last is not None:
+            if self._last is not None or (self._own == self._services.own and not self._is_shut):
                 return
             try:
                 self._put(self._network, self._learnt)
             except FileNotFoundError:  # its group has gone, and all that was in it
                 return
             except (InvalidArgument, OSError):
+                self._is_shut = True
                 self._services.fence.shut_off(self.id)
                 raise
 
@@ -181,7 +182,7 @@ class Connection:
         own = self._services.own
         learnt = {prefix: names for prefix, names in learnt.items() if prefix not in own}
         self._services.fence.replace(self.id, _table(network, learnt, own))
-        self._own, self._learnt = own, learnt
+        self._own, self._learnt, self._is_shut = own, learnt, False
 
     def _open(self, prefix: Prefix, name: str, until_ns: int) -> bool:
         if prefix not in self._learnt and not self._make_room():

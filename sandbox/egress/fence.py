@@ -31,6 +31,7 @@ from sandbox.egress.rules import (
     pack_entry,
     prefix_of,
 )
+from sandbox.forks import close_left
 from sandbox.places import EGRESS_OBJECT
 from sandbox.refusals import Attempt, Hook
 
@@ -251,7 +252,7 @@ class Fence:
         if self._object is not None:
             self._object.close()
         for fd in self._given.values():
-            os.close(fd)
+            close_left(fd)
 
     def _allow(self, sandbox: int, generation: int, prefix: Prefix, ports: tuple[Ports, ...]) -> None:
         entry = pack_entry(ports, clear=is_clear(prefix, ports, self._denials))
@@ -260,7 +261,10 @@ class Fence:
     def _shut_off(self, sandbox: int) -> None:
         try:
             self._write_identity(sandbox, _NO_RULES)
-        except OSError:  # its group has gone; or there is no memory, and without an entry nothing passes
+        except (
+            OSError,
+            MemoryError,
+        ):  # its group has gone; or there is no memory, and without an entry nothing passes
             if (link := self._links.get(sandbox)) is not None:
                 self._maps["links"].remove(struct.pack("=I", link.ifindex))
 

@@ -1,6 +1,7 @@
 """Networks of an ordinary user's sandboxes: the helper makes links and fences, this process fills in the
 rules, sets up what is inside of the namespace, which is its own, and resolves names."""
 
+import errno
 import logging
 import os
 import shutil
@@ -54,7 +55,7 @@ class HelpedEgress:
         self._lock = threading.Lock()  # guards what follows
         self._connections: dict[int, Connection] = {}
         self._fence: Fence | None = None
-        self._failure: OSError | None = None  # why this machine's addresses are not known any more
+        self._failure = ""  # why nothing is let through any more
         with ExitStack() as on_failure:
             self._addresses = Addresses()
             on_failure.callback(self._addresses.close)
@@ -124,14 +125,15 @@ class HelpedEgress:
         """On the resolver's thread, as `Egress` has it; what is denied to all, the helper sees to."""
         try:
             self.own = own_prefixes(self._addresses.current())
-        except OSError as error:
+        except Exception as error:  # whatever it is: who does not know must not be open
             _log.error(
                 "sandboxes reach nothing any more, since this machine's addresses are unknown: %s", error
             )
             with self._lock:
-                self._failure = error
-                if self._fence is not None:
-                    self._fence.shut()
+                self._failure = f"this machine's addresses are unknown: {error}"
+                fence = self._fence
+            if fence is not None:  # its lock is taken before this object's elsewhere
+                fence.shut()
             return
         with self._lock:
             connections = list(self._connections.values())
@@ -140,17 +142,18 @@ class HelpedEgress:
     def _fence_of(self, maps: dict[str, int]) -> Fence:
         """The maps are the same ones each time, the descriptors are not."""
         with self._lock:
-            if self._failure is not None:
-                for fd in maps.values():
-                    os.close(fd)
-                raise self._failure
-            if self._fence is None:
-                self._fence = Fence((), self._on_refusal, maps)
-                self.resolver.watch(self._fence.log_fileno(), self._fence.drain)
+            fence, is_new = self._fence, self._fence is None and not self._failure
+            if is_new:
+                self._fence = fence = Fence((), self._on_refusal, maps)
             else:
                 for fd in maps.values():
                     os.close(fd)
-            return self._fence
+            if self._failure:
+                raise OSError(errno.EIO, self._failure)
+            assert fence is not None
+        if is_new:  # the resolver's thread, which this waits for, takes the lock
+            self.resolver.watch(fence.log_fileno(), fence.drain)
+        return fence
 
     def _forget(self, sandbox: int) -> None:
         with self._lock:

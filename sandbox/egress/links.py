@@ -75,7 +75,7 @@ def _connect(trunk: Trunk, home: Home, watch: Callable[[int], None]) -> Link:
     name, namespace = new_name(), open_namespace(Path("/proc/thread-self/ns/net"))
 
     def prepare(ifindex: int) -> None:
-        trunk.keep_out_of_version6(name)
+        trunk.keep_out_of_version6(home, name)
         watch(ifindex)
 
     with ExitStack() as on_failure:

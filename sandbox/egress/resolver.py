@@ -8,6 +8,7 @@ uplink's namespace.
 """
 
 import errno
+import logging
 import os
 import secrets
 import selectors
@@ -31,6 +32,7 @@ MAX_PENDING = 32  # queries of one sandbox at a time
 BURST, A_SECOND = 200, 50  # messages of one sandbox
 REST_NS = 200_000_000  # of a socket whose sandbox asks too much; the kernel drops what does not fit meanwhile
 LEAST_TTL_S, MOST_TTL_S = 5, 3600
+_log = logging.getLogger("dockyard.sandbox")
 _KINDS = (messages.A, messages.AAAA)
 _BATCH = 16  # queries of one sandbox before others have their turn
 
@@ -112,8 +114,9 @@ class Resolver:
             raise self._failure
 
     def watch(self, fd: int, on_ready: Callable[[], None]) -> None:
-        """Has the thread call `on_ready` whenever `fd` is readable."""
-        self._do(lambda: self._selector.register(fd, selectors.EVENT_READ, on_ready))
+        """Has the thread call `on_ready` whenever `fd` is readable. OSError when it cannot."""
+        if not self._do(lambda: self._selector.register(fd, selectors.EVENT_READ, on_ready)):
+            raise OSError(errno.EBADF, "the resolver has ended")
 
     def serve(self, listener: socket.socket, client: Client) -> Callable[[], None]:
         """Answers what comes in at a bound UDP socket, which is the resolver's from now on. Returns what ends
@@ -167,12 +170,12 @@ class Resolver:
 
     def _do(self, work: Callable[[], object]) -> bool:
         """Has the thread do it, and waits. False when it has ended. Raises what `work` raises."""
-        done, errors = threading.Event(), list[OSError]()
+        done, errors = threading.Event(), list[Exception]()
 
         def run() -> None:
             try:
                 work()
-            except OSError as error:
+            except Exception as error:  # handed to who waits
                 errors.append(error)
             finally:
                 done.set()
@@ -197,13 +200,20 @@ class Resolver:
             self._ready.set()
         try:
             while not self._closed:
-                for key, _ in self._selector.select(self._timeout_s()):
-                    cast("Callable[[], None]", key.data)()
-                self._give_up_late()
+                self._take_turn()
         finally:
             with self._lock:
                 self._ended = True
             self._on_wake()  # what was asked for before the end: nobody waits for ever
+
+    def _take_turn(self) -> None:
+        """What goes wrong with one event, for want of memory say, is its own: all have this thread."""
+        for key, _ in self._selector.select(self._timeout_s()):
+            try:
+                cast("Callable[[], None]", key.data)()
+            except Exception:
+                _log.exception("a resolver of sandboxes goes on")
+        self._give_up_late()
 
     def _timeout_s(self) -> float | None:
         first_ns = min(

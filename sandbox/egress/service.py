@@ -190,7 +190,7 @@ class Egress:
         """On the resolver's thread. Who cannot be told what is this machine's reaches nothing any more."""
         try:
             self.fence.deny(self._look())
-        except OSError as error:
+        except Exception as error:  # whatever it is: who does not know must not be open
             _log.error(
                 "sandboxes reach nothing any more, since this machine's addresses are unknown: %s", error
             )

@@ -46,6 +46,15 @@ def open_settings(name: str) -> int:
         return os.open(f"sys/net/{name}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
 
 
+def read_setting(folder: int, name: str) -> str:
+    """By a path below an open folder. OSError."""
+    file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return os.read(file, 4096).decode().strip()
+    finally:
+        os.close(file)
+
+
 def write_setting(folder: int, name: str, value: str) -> None:
     """By a path below an open folder. OSError."""
     file = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)

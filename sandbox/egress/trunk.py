@@ -21,8 +21,9 @@ from ipaddress import IPv6Network
 
 from sandbox.egress import rtnetlink
 from sandbox.egress.namespaces import new_namespace, run_in
-from sandbox.egress.settings import open_settings, write_setting, write_settings
+from sandbox.egress.settings import open_settings, read_setting, write_setting, write_settings
 from sandbox.errors import CapacityError
+from sandbox.forks import close_left
 from sandbox.privileged.denials import NUMBERS, POOL_4, POOL_6
 from sandbox.processes import this_process
 
@@ -55,7 +56,7 @@ class Trunk:
         is called in. OSError when the kernel refuses; leaves nothing then."""
         self.uplink, self.state = uplink, state
         self._lock = threading.Lock()  # guards what follows
-        self._taken: set[Home] = set()
+        self._taken: dict[Home, str] = {}  # and the device of each that has one
         self._free: deque[int] = deque()  # those that were in use last come last
         self._blocks: list[int] = []  # the first number of each
         self._late: list[tuple[int, Home]] = []  # host ends that the kernel did not remove when it was asked
@@ -76,7 +77,7 @@ class Trunk:
             if not self._free:
                 self._free.extend(self._add_block())
             home = Home(self._free.popleft())
-            self._taken.add(home)
+            self._taken[home] = ""
             return home
 
     def give_back(self, home: Home) -> None:
@@ -92,27 +93,27 @@ class Trunk:
             if not self._remove(ifindex, home):
                 self._late.append((ifindex, home))
 
-    def keep_out_of_version6(self, name: str) -> None:
-        """A device of the uplink's namespace, in which the calling thread is: what comes in there goes on
-        from the trunk, and the kernel has neither addresses nor routes of version 6 for it."""
-        write_setting(self._settings, f"{name}/disable_ipv6", "1")
+    def keep_out_of_version6(self, home: Home, name: str) -> None:
+        """A sandbox's device in the uplink's namespace, in which the calling thread is: what comes in there
+        goes on from the trunk, and the kernel has neither addresses nor routes of version 6 for it."""
+        write_setting(self._settings, _switch(name), "1")
+        with self._lock:
+            self._taken[home] = name
 
     def renew(self) -> None:
-        """On a thread in the uplink's namespace, when its addresses have changed: who turns version 6 off
-        there, for a moment, takes the trunk's routes with it. OSError when the kernel refuses."""
+        """On a thread in the uplink's namespace, when its addresses have changed: who turns version 6 off and
+        on there takes the trunk's routes, and gives each host end some. OSError when the kernel refuses."""
         with self._lock:
-            if not self._blocks or self.uplink < 0:
+            if self.uplink < 0:
                 return
-            try:
-                self._routing.carry_out([self._route(self._blocks[0])])
-            except FileExistsError:
-                return
-            except OSError:  # it is off
-                write_setting(self._settings, f"{self._name}/disable_ipv6", "0")
-            self._routing.carry_out([self._neighbour()])
-            for first in self._blocks:
-                with suppress(FileExistsError):
-                    self._routing.carry_out([self._route(first)])
+            self._turn_on()
+            names = [name for name in self._taken.values() if name]
+            with suppress(FileNotFoundError):
+                if names and read_setting(self._settings, _switch(names[0])) == "1":
+                    return
+            for name in names:
+                with suppress(FileNotFoundError):  # it has gone with its sandbox
+                    write_setting(self._settings, _switch(name), "1")
 
     def close(self) -> None:
         """Idempotent."""
@@ -133,8 +134,8 @@ class Trunk:
 
     def _let_go(self) -> None:
         if self.uplink >= 0:
-            os.close(self._far)
-            os.close(self._settings)
+            close_left(self._far)
+            close_left(self._settings)
         self._far = self.uplink = -1
 
     def _remove(self, ifindex: int, home: Home) -> bool:
@@ -148,13 +149,12 @@ class Trunk:
 
     def _give_back(self, home: Home) -> None:
         if home in self._taken:
-            self._taken.remove(home)
+            del self._taken[home]
             self._free.append(home.number)
 
     def _make(self, deliver: Callable[[int], None]) -> int:
         def prepare(ifindex: int) -> None:
-            # Whatever the machine's default is.
-            write_setting(self._settings, f"{self._name}/disable_ipv6", "0")
+            write_setting(self._settings, _switch(self._name), "0")  # whatever the machine's default is
             rtnetlink.carry_out([rtnetlink.without_own_address(ifindex)])
             deliver(ifindex)
             run_in(self._far, _set_up_far)
@@ -167,11 +167,19 @@ class Trunk:
             raise
         return self.ifindex
 
+    def _turn_on(self) -> None:
+        """As `renew`, for the trunk itself."""
+        write_setting(self._settings, _switch(self._name), "0")
+        self._routing.carry_out([self._neighbour()])
+        for first in self._blocks:
+            with suppress(FileExistsError):
+                self._routing.carry_out([self._route(first)])
+
     def _add_block(self) -> range:
         """Numbers of addresses to which a route leads here, and no other owner's."""
         for first in random.sample(range(0, _NUM_NUMBERS, _BLOCK), _NUM_NUMBERS // _BLOCK):
             try:
-                self._routing.carry_out([self._route(first)])
+                self._add_route(first)
             except FileExistsError:
                 continue
             self._blocks.append(first)
@@ -180,6 +188,15 @@ class Trunk:
             f"no free block of {_BLOCK} addresses in {POOL_4}",
             hint="each process with networked sandboxes has one at least: end some of these",
         )
+
+    def _add_route(self, first: int) -> None:
+        try:
+            self._routing.carry_out([self._route(first)])
+        except FileExistsError:
+            raise
+        except OSError:  # version 6 has just been turned off
+            run_in(self.uplink, self._turn_on)
+            self._routing.carry_out([self._route(first)])
 
     def _route(self, first: int) -> rtnetlink.Order:
         block = IPv6Network((int(POOL_6[first]), POOL_6.max_prefixlen - (_BLOCK - 1).bit_length()))
@@ -211,6 +228,11 @@ def make_device(state: str, name: str, peer: str, namespace: int, prepare: Calla
 def new_name() -> str:
     """Of a host end."""
     return f"{NAME_START}{secrets.token_hex(5)}"
+
+
+def _switch(name: str) -> str:
+    """Of version 6 at a device."""
+    return f"{name}/disable_ipv6"
 
 
 def _ways() -> tuple[rtnetlink.Routing, int]:

@@ -21,6 +21,7 @@ class Addresses:
         self._changes, self._questions = (
             socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) for _ in range(2)
         )
+        self._number = 0
         self._changes.setblocking(False)
         self._changes.bind((0, _BOTH_VERSIONS))
         self.fileno = self._changes.fileno  # readable when `current` may have changed
@@ -29,13 +30,13 @@ class Addresses:
         """All that there are now, with those that it answers to beside them: a network's broadcast address,
         and of version 6 the first one of a network, which is any router's."""
         self._hear_changes()  # first: what changes meanwhile is heard again
+        self._number += 1  # of the question: what is left of an answer to one before is not this one's
         request = _ABOUT.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-        self._questions.send(
-            _HEAD.pack(_HEAD.size + len(request), _GETADDR, _REQUEST | _DUMP, 0, 0) + request
-        )
+        head = _HEAD.pack(_HEAD.size + len(request), _GETADDR, _REQUEST | _DUMP, self._number, 0)
+        self._questions.send(head + request)
         found: list[str] = []
         while True:
-            for kind, body in _messages(self._questions.recv(_MOST_BYTES)):
+            for kind, body in _messages(self._questions.recv(_MOST_BYTES), self._number):
                 if kind == _NEWADDR:
                     found += _addresses(body)
                 elif kind in (_DONE, _ERROR):
@@ -61,10 +62,11 @@ class Addresses:
                 continue
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+def _messages(data: bytes, asked: int) -> Iterator[tuple[int, bytes]]:
     while data:
-        length, kind, *_ = _HEAD.unpack_from(data)
-        yield kind, data[_HEAD.size : length]
+        length, kind, _, number, _ = _HEAD.unpack_from(data)
+        if number == asked:
+            yield kind, data[_HEAD.size : length]
         data = data[length + -length % 4 :]
 
 
@@ -75,7 +77,10 @@ def _addresses(body: bytes) -> list[str]:
         length, kind = _ATTRIBUTE.unpack_from(rest)
         found[kind] = rest[_ATTRIBUTE.size : length]
         rest = rest[length + -length % 4 :]
-    own, beside = ip_address(found.get(_LOCAL) or found[_ADDRESS]), found.get(_BROADCAST)
+    own, beside = ip_address(found.get(_LOCAL) or found[_ADDRESS]), {found.get(_BROADCAST)}
+    net = ip_interface((own, _ABOUT.unpack_from(body)[1])).network
     if own.version == 6:
-        beside = ip_interface((own, _ABOUT.unpack_from(body)[1])).network.network_address.packed
-    return [str(own), *([] if beside is None else [str(ip_address(beside))])]
+        beside = {net.network_address.packed}
+    elif net.prefixlen < 31:  # of some kernels the first address, too
+        beside |= {net.network_address.packed, net.broadcast_address.packed}
+    return [str(own), *(str(ip_address(each)) for each in beside if each is not None)]

@@ -16,6 +16,7 @@ from sandbox_internet import Internet, wait_until
 from sandbox import Sandbox
 from sandbox.audit import sweep
 from sandbox.errors import UnsupportedError
+from sandbox.forks import leave_in_children
 from sandbox.journal import Journal
 from sandbox.layers.choice import choose, drain
 
@@ -217,3 +218,23 @@ def test_a_network_of_the_parents_is_no_childs_and_ends_with_the_parent(
         finally:
             os.killpg(owner.pid, signal.SIGKILL)
     sweep(tmp_path)
+
+
+def test_what_one_heirloom_raises_keeps_no_other(capfd: pytest.CaptureFixture[str]):
+    class Broken:
+        def leave(self) -> None:
+            raise OSError("it was being closed")
+
+    class Whole:
+        has_left = False
+
+        def leave(self) -> None:
+            self.has_left = True
+
+    broken, whole = Broken(), Whole()
+    leave_in_children(broken)
+    leave_in_children(whole)
+    if (child := os.fork()) == 0:
+        os._exit(0 if whole.has_left else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert "it was being closed" in capfd.readouterr().err

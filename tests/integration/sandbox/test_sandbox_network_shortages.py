@@ -3,7 +3,10 @@ nothing left, and all goes on once it is better."""
 
 import errno
 import os
+import subprocess
+from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from ordinary_user import User, user
@@ -12,8 +15,10 @@ from thread_shortage import run_short
 
 from sandbox.egress import namespaces, rtnetlink
 from sandbox.egress.service import Egress
+from sandbox.egress.trunk import Trunk
 from sandbox.errors import CapacityError
 from sandbox.policy import presets
+from sandbox.privileged.addresses import Addresses
 
 __all__ = ["user"]  # a fixture
 BOTH = (f"tcp('{HOST}', 80)", f"tcp('{HOST_6}', 80)")
@@ -64,7 +69,7 @@ def test_networked_sandboxes_end_where_there_are_no_threads(
         run_short(patch, "none")
         for box in boxes:
             box.kill()
-    assert egress._trunk._taken == set()
+    assert not egress._trunk._taken
     egress.close()
     assert world.devices() == ["lo"]
 
@@ -114,6 +119,113 @@ def test_a_machine_with_version_6_turned_off_has_sandboxes_with_a_network(
     with create(policy=presets.open_internet(), egress=egress) as box:
         assert attempt(box, BOTH[0])[0] == ["hello"]
     egress.close()
+
+
+def test_version_6_that_goes_before_the_first_sandbox_is_there_for_it(
+    world: Internet, create, state_dir: Path
+):
+    egress = Egress(state_dir, uplink=world.path, nameserver=NAMESERVER, num_spare=0)
+    namespaces.run_in(world.namespace, lambda: turn_version_6("1"))
+    with create(policy=presets.open_internet(), egress=egress) as box:
+        assert attempt(box, BOTH[0])[0] == ["hello"]
+        namespaces.run_in(world.namespace, lambda: turn_version_6("0"))
+        namespaces.configure(world.namespace, [f"route add local {HOST_6}/128 dev lo"])
+        wait_until(lambda: attempt(box, *BOTH)[0] == ["hello", "hello"])
+        end = box._ownership.connection.link.name
+        switch = Path(f"/proc/sys/net/ipv6/conf/{end}/disable_ipv6")
+        wait_until(lambda: namespaces.run_in(world.namespace, switch.read_text) == "1\n")
+    egress.close()
+
+
+def test_a_renewal_that_fails_half_way_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if os.geteuid() != 0:
+        pytest.skip("makes network namespaces")
+    uplink = namespaces.new_namespace()
+    namespaces.configure(uplink, ["link set lo up"])
+    with closing(Trunk(uplink, "test", lambda _: None)) as trunk:
+        for _ in range(100):
+            trunk.take()
+        before = namespaces.run_in(uplink, routes)
+        namespaces.run_in(uplink, lambda: turn_version_6("1"))
+        namespaces.run_in(uplink, lambda: turn_version_6("0"))
+        with monkeypatch.context() as patch:
+            patch.setattr(trunk, "_route", refuse)
+            with pytest.raises(OSError, match="no memory"):
+                namespaces.run_in(uplink, trunk.renew)
+        namespaces.run_in(uplink, trunk.renew)
+        assert namespaces.run_in(uplink, routes) == before
+        assert len(before) == 3  # two blocks, and the neighbour
+    os.close(uplink)
+
+
+def routes() -> list[str]:
+    words = ("route show", "neighbour show")
+    found = [subprocess.check_output(["ip", "-6", *each.split()], text=True) for each in words]
+    return sorted(line for line in "".join(found).splitlines() if "fe80::1 " in line)
+
+
+def refuse(*_: object) -> NoReturn:
+    raise OSError(errno.ENOMEM, "no memory")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOBUFS, "no memory"), ValueError("odd")])
+def test_who_cannot_tell_what_is_the_machines_lets_nothing_through(
+    world: Internet, create, state_dir: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    """Whatever the reason; and the thread that has met it goes on."""
+
+    def fail(_: Addresses) -> NoReturn:
+        raise error
+
+    egress = Egress(state_dir, uplink=world.path, nameserver=NAMESERVER, num_spare=0)
+    with create(policy=presets.open_internet(), egress=egress) as box:
+        assert attempt(box, BOTH[0])[0] == ["hello"]
+        monkeypatch.setattr(Addresses, "current", fail)
+        namespaces.configure(world.namespace, ["address add 198.51.100.9/32 dev lo"])
+        wait_until(lambda: attempt(box, BOTH[0], "tcp('198.51.100.9', 6379)")[0] == ["EPERM", "EPERM"])
+        assert egress.resolver._do(lambda: None)
+    egress.close()
+
+
+def test_helped_networks_are_shut_while_refusals_are_read(user: User, world: Internet):
+    """Each holds one lock and takes the other's, in the order of the other."""
+    with user.helped(inside=world):
+        assert user.run(SHUT, inside=world) == "shut"
+
+
+SHUT = """
+import json, sys, threading, time
+from pathlib import Path
+from sandbox import Sandbox
+from sandbox.egress.helped import HelpedEgress
+from sandbox.helper import shared_helper
+from sandbox.policy.presets import open_internet
+state, toolkit = sys.argv[1:]
+egress = HelpedEgress(shared_helper(Path(state)))
+with Sandbox.create(policy=open_internet(), egress=egress, state_dir=Path(state), toolkit=toolkit) as box:
+    fence, is_held, may_go = egress.fence, threading.Event(), threading.Event()
+
+    def read():
+        with fence._lock:  # as `drain`, which hands a refusal on
+            is_held.set()
+            may_go.wait(20)
+            egress._on_refusal(0, None)
+
+    def fail():
+        may_go.set()
+        time.sleep(0.2)
+        raise MemoryError("no memory")
+
+    threads = [threading.Thread(target=read, daemon=True)]
+    threads[0].start()
+    is_held.wait()
+    egress._addresses.current = fail
+    threads.append(threading.Thread(target=egress._on_new_addresses, daemon=True))
+    threads[1].start()
+    for each in threads:
+        each.join(20)
+    print(json.dumps("shut" if fence._is_shut and not any(each.is_alive() for each in threads) else "stuck"))
+"""
 
 
 SCRIPT = """

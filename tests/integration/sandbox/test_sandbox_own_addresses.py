@@ -122,6 +122,9 @@ def test_rules_that_do_not_fit_an_address_that_goes_shut_their_sandbox_alone(
             assert attempt(other, calls[1])[0] == ["hello"]
             change(world, "add")
             wait_until(lambda: attempt(box, *calls)[0] == ["hello"] * 2)
+            for verb, said in (("delete", "EPERM"), ("add", "hello")):  # one event each
+                namespaces.configure(world.namespace, [f"address {verb} {LATER}/32 dev lo"])
+                wait_until(lambda said=said: attempt(box, *calls)[0] == [said] * 2)
     finally:
         egress.close()
 
@@ -182,7 +185,7 @@ def test_what_a_machine_answers_to_beside_its_addresses_is_its_own_too(
     """A network's broadcast address, and the first of one of version 6, which is any router's."""
     namespaces.configure(
         world.namespace,
-        [f"address add {NEAR}/24 brd + dev lo", "address add 2001:db8:5::5/64 dev lo nodad"],
+        [f"address add {NEAR}/24 dev lo", "address add 2001:db8:5::5/64 dev lo nodad"],
     )
     beside = ("203.0.113.255", "2001:db8:5::")
     addresses = namespaces.run_in(world.namespace, Addresses)
