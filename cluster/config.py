@@ -1,6 +1,7 @@
 """The one configuration tree: YAML in, resolved YAML stored with every run.
 
-The only module that reads the environment: DOCKYARD_HOME names the state folder.
+The only module of a deployment that reads the environment: DOCKYARD_HOME names the state folder.
+docs/structure.md has the others that read it, and what.
 """
 
 import os

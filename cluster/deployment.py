@@ -16,7 +16,7 @@ import psutil
 from actors import ray_api
 from actors.engine_actor import EngineHandle, PendingEngine, launch_engine
 from actors.ray_api import ActorHandle
-from cluster.config import DockyardConfig, export_to_children
+from cluster.config import DockyardConfig, child_environment, export_to_children
 from cluster.lifeline import raise_if_told
 from cluster.plan import Plan, WorkerPlan, plan_workers, this_machine
 from cluster.served import served_model
@@ -24,7 +24,7 @@ from cluster.state import MARK, DeploymentRecord, StateFolder, end_marked, start
 from engine.model_path import model_path
 from gateway.service import ServedModel
 from protocol.errors import DockyardError, InvalidInput
-from protocol.openmp import SPIN
+from protocol.openmp import brief_spin
 from protocol.worker_counts import WorkerCounts
 
 _GLANCE_S = 0.2  # how often the wait for a worker looks for a signal
@@ -131,7 +131,7 @@ def _start_ray(config: DockyardConfig, scratch: Path, deployment_id: str) -> Non
     token.chmod(0o600)
     export_to_children(
         **{MARK: deployment_id},
-        **SPIN,
+        **brief_spin(child_environment()),
         RAY_USAGE_STATS_ENABLED="0",
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN_PATH=str(token),

@@ -1,10 +1,12 @@
 """The configuration: what a file, flags and defaults amount to, and errors that name the field."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from cluster import config
 from cluster.config import DockyardConfig, load_config
 from protocol.errors import InvalidInput
 
@@ -94,3 +96,14 @@ def test_the_pages_configuration_is_one(tmp_path: Path) -> None:
     for block in blocks:
         config = load_config(written(tmp_path, block.split("```")[0]))
         assert config.workers.tiers.host_bytes == 1 << 30
+
+
+def test_the_page_has_all_that_read_the_environment() -> None:
+    root = Path(config.__file__).parents[1]
+    page = (root / "docs/structure.md").read_text()
+    folders = set(re.findall(r"^\| `(\w+)/`", page, re.MULTILINE)) - {"bench"}
+    paragraph = next(each for each in page.split("\n\n") if each.startswith("Settings are one tree"))
+    reads = re.compile(r"\bos\.environ\b|\bgetenv\b|\bimport environ\b")
+    files = [file for folder in folders for file in (root / folder).rglob("*.py")]
+    found = {str(file.relative_to(root)) for file in files if reads.search(file.read_text())}
+    assert found == set(re.findall(r"`([\w/]+\.py)`", paragraph))
