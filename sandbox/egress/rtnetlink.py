@@ -20,6 +20,7 @@ _REQUEST, _ACKNOWLEDGE, _REPLACE, _EXCLUSIVE, _CREATE = 0x1, 0x4, 0x100, 0x200, 
 _HEAD = struct.Struct("=IHHII")  # struct nlmsghdr
 _ERROR = 2
 _ANSWERS_BYTES = 1 << 16
+_PATIENCE_S = 20.0  # for an answer that is there already
 
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_IFALIAS, _IFLA_AF_SPEC, _IFLA_NET_NS_FD = (
     1,
@@ -50,27 +51,38 @@ class Order:
 
 
 class Routing:
-    """A way to the kernel's routing of the network namespace in which this is made; from any thread."""
+    """A way to the kernel's routing of the network namespace in which this is made; from any thread, and from
+    several at a time."""
 
     def __init__(self) -> None:
         """OSError."""
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._lock = threading.Lock()  # guards what follows, and the socket
-        self._next = 0  # the number of an order: answers to those of before are nobody's any more
+        self._socket.settimeout(_PATIENCE_S)
+        self._lock = threading.Lock()  # guards what follows, and reading
+        self._next = 0  # the number of an order
+        self._answers: dict[int, int] = {}  # that came to one who waits for another's
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         """All of them, in their order. OSError of the first that the kernel refuses, FileExistsError where a
         thing is there already; the others are done."""
         with self._lock:
             first, self._next = self._next, self._next + len(orders)
-            missing, refused = {first + number: order for number, order in enumerate(orders)}, list[OSError]()
-            self._socket.send(b"".join(_packed(order, number) for number, order in missing.items()))
-            while missing:
-                for number, error in _answers(self._socket.recv(_ANSWERS_BYTES)):
-                    if (order := missing.pop(number, None)) is not None and error:
-                        refused.append(OSError(error, f"{order.about}: {os.strerror(error)}"))
-        if refused:
-            raise refused[0]
+        numbered = {first + number: order for number, order in enumerate(orders)}
+        # The kernel carries them out meanwhile, and has answered when this returns: those of other threads
+        # wait there no longer than they must.
+        self._socket.send(b"".join(_packed(order, number) for number, order in numbered.items()))
+        for number, order in numbered.items():
+            if error := self._answer(number):
+                for rest in numbered.keys() - set(range(first, number + 1)):
+                    self._answer(rest)
+                raise OSError(error, f"{order.about}: {os.strerror(error)}")
+
+    def _answer(self, number: int) -> int:
+        """An order's error, or 0."""
+        with self._lock:
+            while number not in self._answers:
+                self._answers.update(_answers(self._socket.recv(_ANSWERS_BYTES)))
+            return self._answers.pop(number)
 
     def remove(self, ifindex: int) -> None:
         """Deletes a link. One that is gone is no error."""

@@ -73,7 +73,10 @@ class Trunk:
     def take(self) -> Home:
         """Addresses that nobody has. CapacityError when none is left, OSError when the kernel refuses."""
         with self._lock:
-            self._late = [each for each in self._late if not self._remove(*each)]
+            late, self._late = self._late, []
+        for each in late:
+            self.remove(*each)
+        with self._lock:
             if not self._free:
                 self._free.extend(self._add_block())
             home = Home(self._free.popleft())
@@ -83,15 +86,23 @@ class Trunk:
     def give_back(self, home: Home) -> None:
         """They are for others now. Idempotent."""
         with self._lock:
-            self._give_back(home)
+            if self._taken.pop(home, None) is not None:
+                self._free.append(home.number)
 
     def remove(self, ifindex: int, home: Home) -> None:
         """Removes the host end of a link and gives its addresses back, once that is done. Idempotent, and
         needs no thread. What the kernel refuses, for want of memory say, is tried again at the next link: a
         veth goes by itself with the last process of its namespace."""
         with self._lock:
-            if not self._remove(ifindex, home):
+            if home not in self._taken:
+                return
+        try:
+            self._routing.remove(ifindex)  # for some ten milliseconds, in which others are made and removed
+        except OSError:
+            with self._lock:
                 self._late.append((ifindex, home))
+        else:
+            self.give_back(home)
 
     def keep_out_of_version6(self, home: Home, name: str) -> None:
         """A sandbox's device in the uplink's namespace, in which the calling thread is: what comes in there
@@ -119,11 +130,11 @@ class Trunk:
         """Idempotent."""
         with self._lock:
             if self.uplink >= 0:
-                for each in self._late:
-                    self._remove(*each)
+                late, self._late = self._late, []
                 self._let_go()  # and the kernel removes it with its other end, if this does not
-                with suppress(OSError):
-                    self._routing.remove(self.ifindex)
+                for ifindex in (*(ifindex for ifindex, _ in late), self.ifindex):
+                    with suppress(OSError):
+                        self._routing.remove(ifindex)
                 self._routing.close()
 
     def leave(self) -> None:
@@ -137,20 +148,6 @@ class Trunk:
             close_left(self._far)
             close_left(self._settings)
         self._far = self.uplink = -1
-
-    def _remove(self, ifindex: int, home: Home) -> bool:
-        if home in self._taken:
-            try:
-                self._routing.remove(ifindex)
-            except OSError:
-                return False
-            self._give_back(home)
-        return True
-
-    def _give_back(self, home: Home) -> None:
-        if home in self._taken:
-            del self._taken[home]
-            self._free.append(home.number)
 
     def _make(self, deliver: Callable[[int], None]) -> int:
         def prepare(ifindex: int) -> None:

@@ -197,6 +197,23 @@ def test_a_machine_that_has_version_6_turned_off_has_links_all_the_same(
     trunk.close()
 
 
+def test_each_of_many_threads_hears_of_its_own_orders(trunk: Trunk) -> None:
+    """Over one socket."""
+    made = [links.make_link(trunk, lambda _: None) for _ in range(8)]
+
+    def refused(number: int) -> bool:
+        orders = [rtnetlink.up(made[number % 8].ifindex), rtnetlink.up(90_000 + number)]
+        with pytest.raises(OSError, match=f"link {90_000 + number} up: No such device"):
+            trunk._routing.carry_out([*orders, orders[0]])
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(refused, range(400)))
+        assert list(threads.map(lambda each: links.remove_link(trunk, each), [*made, *made])) == [None] * 16
+    assert trunk._routing._answers == {}
+    assert len(links.host_ends(trunk.uplink)) == 1
+
+
 def test_what_a_watcher_raises_leaves_no_link(trunk: Trunk) -> None:
     def refuse(_: int) -> None:
         raise OSError(12, "no memory for a program")
