@@ -109,10 +109,7 @@ class Egress:
         refused, then the rules are entered, then the link is opened. `disconnect` undoes it. CapacityError or
         StartError when any of it fails; the sandbox must then not start. InvalidArgument in a fork of the
         process that has made this."""
-        if self._is_parents:
-            raise InvalidArgument(
-                "egress was made by the process that this one is a fork of", hint="make an Egress here"
-            )
+        self._check_own()
         with ExitStack() as on_failure, refusing("connecting a sandbox to the network", name):
             sandbox = self.fence.guard(group)
             on_failure.callback(self.fence.forget, sandbox)
@@ -130,7 +127,8 @@ class Egress:
 
     def lacking_ways(self, networks: Iterable[Network]) -> tuple[str, ...]:
         """What sandboxes with these lack, since the uplink does not forward: it is looked at each time, since
-        the machine may stop, too. OSError."""
+        the machine may stop, too. OSError, and InvalidArgument as `connect`."""
+        self._check_own()
         if versions_beyond(networks, self.own):
             return lacking_ways(networks, self.own, namespaces.run_in(self._uplink, switched_off))
         return ()
@@ -164,6 +162,12 @@ class Egress:
         self._addresses.close()
         os.close(self._uplink)
         self._uplink = -1
+
+    def _check_own(self) -> None:
+        if self._is_parents:
+            raise InvalidArgument(
+                "egress was made by the process that this one is a fork of", hint="make an Egress here"
+            )
 
     def leave(self) -> None:
         """In a child of a fork: links, programs and resolver are the parent's."""
