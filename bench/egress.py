@@ -29,7 +29,8 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any, TypeVar
 
-from bench import common, plain_link
+from bench import common
+from bench.attack_cases import plain_link
 from bench.demo_overhead import quantiles
 from sandbox import cgroups
 from sandbox.egress import links, namespaces

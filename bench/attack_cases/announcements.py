@@ -12,7 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from bench import plain_link
+from bench.attack_cases import plain_link
 from bench.attack_cases.arena import Arena
 from bench.attack_cases.model import Box, Seen
 from bench.attack_cases.world import HOST
