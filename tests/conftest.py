@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from thread_shortage import WAYS, run_short
 from tiny_gguf import write_tiny_gguf
 
@@ -12,6 +13,10 @@ from engine.chat.tokenizer import ChatTokenizer, tokenizer_from_gguf
 from engine.gguf_file import open_gguf
 from engine.model_path import model_path
 from kernels.cpu.build import build
+
+# No example fails for being slow: the machine is shared.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_unconfigure() -> None:
