@@ -122,7 +122,7 @@ class Connection:
 
     def follow(self) -> None:
         """Has the rules hold for the uplink's addresses of now: in one step, or the sandbox reaches nothing
-        any more, and this raises OSError or InvalidArgument. Nothing where they are those of before."""
+        any more, and this raises what kept it from that. Nothing where they are those of before."""
         with self._lock:
             if self._last is not None or (self._own == self._services.own and not self._is_shut):
                 return
@@ -130,7 +130,7 @@ class Connection:
                 self._put(self._network, self._learnt)
             except FileNotFoundError:  # its group has gone, and all that was in it
                 return
-            except (InvalidArgument, OSError):
+            except Exception:  # whatever it is: the old rules are of other addresses
                 self._is_shut = True
                 self._services.fence.shut_off(self.id)
                 raise

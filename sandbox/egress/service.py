@@ -264,7 +264,7 @@ def follow_all(connections: Iterable[Connection]) -> None:
     for each in connections:
         try:
             each.follow()
-        except (InvalidArgument, OSError) as error:
+        except Exception as error:  # the others are to follow all the same
             _log.error("sandbox %s reaches nothing any more, since addresses changed: %s", each.name, error)
 
 

@@ -67,6 +67,16 @@ def internet() -> Iterator[Internet]:
 
 
 @pytest.fixture
+def world() -> Iterator[Internet]:
+    """Another one, for tests that change it."""
+    if os.geteuid() != 0:
+        pytest.skip("a sandbox with a network needs root")
+    world = Internet()
+    yield world
+    world.close()
+
+
+@pytest.fixture
 def egress(internet: Internet, state_dir: Path, create: Create) -> Iterator[Egress]:
     """Connects sandboxes to `internet`; afterwards nothing may be left in it or in the kernel's maps."""
     internet.forget()

@@ -1,7 +1,6 @@
 """A machine that does not forward what sandboxes send beyond it says so when they are made."""
 
 import logging
-import os
 from pathlib import Path
 
 import pytest
@@ -23,15 +22,6 @@ NAMES = {"names": [{"domains": ["example.org"], "ports": [80]}]}
 
 def policy(*destinations: dict[str, object], **more: object) -> Policy:
     return Policy.model_validate({"network": {"destinations": destinations, **more}})
-
-
-@pytest.fixture
-def world():
-    if os.geteuid() != 0:
-        pytest.skip("a sandbox with a network needs root")
-    world = Internet()
-    yield world
-    world.close()
 
 
 @pytest.fixture

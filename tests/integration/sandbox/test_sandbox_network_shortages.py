@@ -6,7 +6,7 @@ import os
 import subprocess
 from contextlib import closing
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from ordinary_user import User, user
@@ -14,6 +14,7 @@ from sandbox_internet import HOST, HOST_6, NAMESERVER, REACH, Internet, attempt,
 from thread_shortage import run_short
 
 from sandbox.egress import namespaces, rtnetlink
+from sandbox.egress.connection import Connection
 from sandbox.egress.service import Egress
 from sandbox.egress.trunk import Trunk
 from sandbox.errors import CapacityError
@@ -22,15 +23,6 @@ from sandbox.privileged.addresses import Addresses
 
 __all__ = ["user"]  # a fixture
 BOTH = (f"tcp('{HOST}', 80)", f"tcp('{HOST_6}', 80)")
-
-
-@pytest.fixture
-def world():
-    if os.geteuid() != 0:
-        pytest.skip("a sandbox with a network needs root")
-    world = Internet()
-    yield world
-    world.close()
 
 
 def fds() -> int:
@@ -184,6 +176,30 @@ def test_who_cannot_tell_what_is_the_machines_lets_nothing_through(
         namespaces.configure(world.namespace, ["address add 198.51.100.9/32 dev lo"])
         wait_until(lambda: attempt(box, BOTH[0], "tcp('198.51.100.9', 6379)")[0] == ["EPERM", "EPERM"])
         assert egress.resolver._do(lambda: None)
+    egress.close()
+
+
+def test_a_sandbox_whose_rules_find_no_memory_is_shut_and_the_others_follow(
+    world: Internet, create, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    egress = Egress(state_dir, uplink=world.path, nameserver=NAMESERVER, num_spare=0)
+    boxes = [create(policy=presets.open_internet(), egress=egress) for _ in range(2)]
+    put, failed = Connection._put, list[str]()
+
+    def put_or_fail(self: Connection, *rest: Any) -> None:
+        if self.name == boxes[0].id:
+            failed.append(self.name)
+            raise MemoryError("no memory for rules")
+        put(self, *rest)
+
+    monkeypatch.setattr(Connection, "_put", put_or_fail)
+    calls = (BOTH[0], "tcp('198.51.100.9', 80)")
+    namespaces.configure(world.namespace, ["address add 198.51.100.9/32 dev lo"])
+    wait_until(lambda: attempt(boxes[0], *calls)[0] == ["EPERM", "EPERM"])
+    wait_until(lambda: attempt(boxes[1], *calls)[0] == ["hello", "EPERM"])
+    assert failed
+    for box in boxes:
+        box.kill()
     egress.close()
 
 

@@ -1,7 +1,6 @@
 """The machine's addresses while sandboxes live: its control plane is denied at those that come later too."""
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -28,15 +27,6 @@ from sandbox.privileged.denials import CONTROL_PORTS, NOWHERE, POOL_4, POOL_6, e
 
 __all__ = ["user"]  # a fixture
 LATER, LATER_6, NEAR = "198.51.100.9", "2001:db8::9", "203.0.113.5"
-
-
-@pytest.fixture
-def world():
-    if os.geteuid() != 0:
-        pytest.skip("a sandbox with a network needs root")
-    world = Internet()
-    yield world
-    world.close()
 
 
 def change(world: Internet, verb: str) -> None:
