@@ -11,7 +11,7 @@ demo: setup
 	@$(BIN)/dockyard demo
 
 test: setup
-	@$(BIN)/python -m pytest -m "not soak"
+	@$(BIN)/python tests/side_by_side.py
 
 soak: setup
 	@$(BIN)/python -m pytest -m soak

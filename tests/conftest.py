@@ -1,6 +1,7 @@
 """Models and kernels that tests of several folders share; and that a run ends."""
 
 import faulthandler
+import gc
 import sys
 from pathlib import Path
 
@@ -17,6 +18,13 @@ from kernels.cpu.build import build
 # No example fails for being slow: the machine is shared.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+def pytest_collection_finish() -> None:
+    """What thousands of tests are made of stays to the end, and no collection need go through it: those that
+    look for leaks collect hundreds of times."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:
