@@ -4,6 +4,7 @@ The owner stays the only reader of the control socket, so both may work at the s
 while a command runs, sessions and whole directories are for the owner's process.
 """
 
+import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from sandbox.texts import utf8
 from sandbox.undisturbed import undisturbed, undisturbed_call
 
 _SOON_S = 30.0
+_PLAIN = (str, int, float, type(None))
 
 
 class Line:
@@ -47,6 +49,12 @@ class Line:
         return undisturbed(call.ask, stop=call.break_off, patience_s=0)
 
     def _request(self, do: str, words: Mapping[str, object]) -> dict[str, object]:
+        for name, value in words.items():
+            if not isinstance(value, _PLAIN):
+                try:
+                    json.dumps(value)
+                except (TypeError, ValueError) as error:
+                    raise InvalidArgument(f"{name} has what is no text: {error}") from None
         return {"do": do, "id": self.id, "state_dir": str(self._state_dir), **words}
 
 

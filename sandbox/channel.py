@@ -149,11 +149,11 @@ class Channel:
 
     def watch(self, fd: int, on_ready: Callable[[], None], *, writable: bool = False) -> None:
         """Calls `on_ready` whenever `fd` can be read, or written. It may be called once more than that. Does
-        nothing when the sandbox is gone."""
+        nothing when the sandbox is gone. OSError when the host has no room for it."""
         with self._lock:
             if not self._lost:
-                self._watched[fd] = on_ready
                 self._epoll.register(fd, select.EPOLLOUT if writable else select.EPOLLIN)
+                self._watched[fd] = on_ready  # of what has no room there, nobody is to let go
 
     def unwatch(self, fd: int) -> None:
         """To be called before `fd` is closed. Nothing happens when it is not watched."""

@@ -209,6 +209,7 @@ class Commands:
     def _words(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], *, with_terminal: bool) -> bytes:
         if not argv or not argv[0]:
             raise InvalidArgument("cmd names no program: it has no first word")
+        check_type("cwd", cwd, str)
         terminal = {"TERM": "xterm-256color"} if with_terminal else {}
         whole_env = {**self._base_env, **terminal, **dict(checked_env(env))}
         words = exec_words(argv, posixpath.join(WORKDIR, cwd), whole_env)

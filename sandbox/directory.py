@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, get_args
 
 from sandbox.answers import Asked, answer
+from sandbox.arguments import check_type
 from sandbox.attached import AttachedSandbox, Line
 from sandbox.audit_log import entries
 from sandbox.closing import PATIENCE_S, Gate
@@ -29,6 +30,7 @@ from sandbox.errors import (
 )
 from sandbox.forks import leave_in_children
 from sandbox.journal import Journal, Record
+from sandbox.orders import checked_labels
 from sandbox.places import chosen_state_dir
 from sandbox.processes import ProcessKey, boot_id, this_process
 from sandbox.status import IdleWish, SandboxStatus, status_of
@@ -169,11 +171,11 @@ class Directory(Generic[T]):
         self, *, labels: Mapping[str, str] | None = None, state_dir: StateDir = None
     ) -> tuple[SandboxStatus, ...]:
         """See `Sandbox.list`."""
-        state = chosen_state_dir(state_dir)
+        state, wanted = chosen_state_dir(state_dir), dict(checked_labels(labels or {}))
         found = {each.id: each for each in self._own_statuses(state)}
         for owner, ids in _others(state).items():
             found |= {each.id: each for each in _ask_for_all(owner, ids, state)}
-        return tuple(each for _, each in sorted(found.items()) if each.has(labels or {}))
+        return tuple(each for _, each in sorted(found.items()) if each.has(wanted))
 
     @undisturbed_call
     def info(self, sandbox_id: str, *, state_dir: StateDir = None) -> SandboxStatus:
@@ -334,6 +336,7 @@ def _kill(member: Member) -> SandboxStatus:
 
 
 def _checked(sandbox_id: str) -> str:
+    check_type("id", sandbox_id, str)
     if not _ID.fullmatch(sandbox_id):
         raise InvalidArgument(f"id={sandbox_id!r} is no sandbox's", hint="such as sbx-3f9a61c04be2d17")
     return sandbox_id

@@ -53,7 +53,7 @@ MIB = 1 << 20
 MAX_DEPTH = 128
 MOST_BYTES = 1 << 40  # that anybody asks for
 ENTRY_BYTES = 1 << 14  # of memory that a new name takes, in the kernel too
-REMOVE_PATIENCE_S = 60.0
+PATIENCE_S = 60.0  # with what undoes as fast as it is done
 # Of an entry that was something else when its directory was read: removed, or swapped for a directory, a
 # file, a link to itself or a FIFO.
 _CHANGED = frozenset(
@@ -81,7 +81,7 @@ class _Reply:
 
     def on_lost(self) -> None:
         if self._open.acquire(blocking=False):
-            self.host.finish()
+            self.host.drop()
             self.future.cancel()
 
     def deadline_ns(self) -> int | None:
@@ -165,15 +165,17 @@ class Files:
         return True
 
     def make_dir(self, path: str) -> None:
-        """Makes a directory and its parents. Nothing happens when it is there."""
-        place = absolute(path)
+        """Makes a directory and its parents. Nothing happens when it is there. FileMissing after a minute, in
+        which what runs has removed its parents as fast as they were made."""
+        place, give_up_s = absolute(path), time.monotonic() + PATIENCE_S
         missing = [place]
         while missing:
             try:
                 self._make_one(missing[-1])
             except FileError as error:
                 parent = posixpath.dirname(missing[-1].rstrip("/"))
-                if error.errno == errno.ENOENT and parent not in ("", "/"):
+                may_help = parent not in ("", "/") and time.monotonic() < give_up_s
+                if error.errno == errno.ENOENT and may_help:
                     missing.append(parent)
                     continue
                 if error.errno != errno.EEXIST or not self._is_directory(missing[-1]):
@@ -182,11 +184,12 @@ class Files:
 
     def remove(self, path: str) -> None:
         """Removes a file, a link, or a directory with all that is in it. FileMissing when there is none.
-        FileError EBUSY after a minute: it is very large, or what runs fills it as fast as it is emptied."""
+        FileError EBUSY after a minute: it is very large, or what runs fills it as fast as it is emptied.
+        InvalidArgument for the root, and for what ends in `.` or `..`."""
         place = absolute(path)
-        if place == "/":
-            raise InvalidArgument("path='/' cannot be removed", hint="name what is in it")
-        give_up_s = time.monotonic() + REMOVE_PATIENCE_S
+        if posixpath.basename(place.rstrip("/")) in ("", ".", ".."):
+            raise InvalidArgument(f"path={path!r} cannot be removed", hint="name it, or what is in it")
+        give_up_s = time.monotonic() + PATIENCE_S
         while not self._is_removed(place):
             if time.monotonic() > give_up_s:
                 raise self._errors.of(errno.EBUSY, place)
@@ -208,7 +211,8 @@ class Files:
     def upload_dir(self, host_dir: Path | str, path: str, *, max_bytes: int = 256 * MIB) -> int:
         """Copies regular files and directories of `host_dir` into `path`; the number of files. Links and
         other things on the host are left out, so nothing outside `host_dir` is ever read. InvalidArgument
-        names what this process may not read, CapacityError what no descriptor is left for."""
+        names what this process may not read, CapacityError what no descriptor is left for. `host_dir` itself
+        may be a link to a directory."""
         place, num_files = absolute(path), 0
         check_type("host_dir", host_dir, str, Path)
         check_whole("max_bytes", max_bytes, 0, MOST_BYTES)

@@ -38,10 +38,18 @@ class Host(Protocol):
         """Something is asked of one that runs; a paused sandbox goes on."""
         ...
 
-    def paused_ns(self) -> int | None:
-        """How long the sandbox has been paused so far; None while it is."""
+    def is_paused(self) -> bool:
+        """Time stands still for what runs in it."""
+        ...
+
+    def paused_ns(self) -> int:
+        """How long the sandbox has been paused so far, in all."""
         ...
 
     def finish(self) -> None:
-        """One that had started has ended."""
+        """One that had started has ended. Called on the channel's thread."""
+        ...
+
+    def drop(self) -> None:
+        """One that had started was not sent off."""
         ...

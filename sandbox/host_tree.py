@@ -31,13 +31,13 @@ def read_tree(root: Path, *, max_bytes: int) -> Iterator[TreeItem]:
     """Directories and regular files under `root`, parents first, in the order of their names.
 
     Each file is opened relative to its directory, without following a link and without waiting (a FIFO is
-    skipped). InvalidArgument when `root` is no directory or something in it cannot be read, CapacityError
-    when this process is out of descriptors, FileTooLarge beyond `max_bytes` in all.
+    skipped); `root` itself may be one. InvalidArgument when it is no directory or something in it cannot be
+    read, CapacityError when this process is out of descriptors, FileTooLarge beyond `max_bytes` in all.
     """
     if not root.is_dir():
         raise InvalidArgument(f"host_dir={str(root)!r} is not a directory")
     try:
-        yield from _items(root, max_bytes)
+        yield from _items(root.resolve(), max_bytes)
     except OSError as error:
         words = f"host_dir={str(root)!r}: {error.filename or 'a file'} cannot be read: {error.strerror}"
         if is_shortage(error):

@@ -57,7 +57,7 @@ class Life:
         self._began_ns = self._last_used_ns = clock.now_ns()
         self._expires_ns = self._began_ns + int(limits.lifetime_s * 1e9)
         self._idle_s = limits.idle_s
-        self.freezer = Freezer(ownership.groups.unified, clock, self._on_resume)
+        self.freezer = Freezer(ownership.groups.unified, clock, self._on_resume, name=sandbox_id)
         self._room = _room(ownership, limits)
         self.wake: Callable[[], None] = lambda: None  # the channel's, once there is one, as the next
         self.hang_up: Callable[[], None] = lambda: None
@@ -85,7 +85,8 @@ class Life:
         self._lock, self._reason = threading.Lock(), self._reason or "forked"
         init, self._init = self._init, None
         close_left(init)
-        self.freezer = Freezer(None, self._clock, lambda: None)
+        self.freezer.leave()
+        self.freezer = Freezer(None, self._clock, lambda: None, name=self._id)
 
     def gone(self) -> SandboxGone | None:
         """Why the sandbox has ended, None while it has not."""
@@ -142,9 +143,13 @@ class Life:
         """Ends a sandbox that does not end a command."""
         self.end("broken")
 
-    def paused_ns(self) -> int | None:
-        """How long it has been paused so far; None while it is."""
-        return None if self.freezer.is_paused else self.freezer.paused_ns()
+    def is_paused(self) -> bool:
+        """Time stands still for its commands."""
+        return self.freezer.is_paused
+
+    def paused_ns(self) -> int:
+        """How long it has been paused so far, in all."""
+        return self.freezer.paused_ns()
 
     def touch(self) -> None:
         """Something is asked of the sandbox, which a paused one cannot do."""
@@ -184,8 +189,7 @@ class Life:
         try:
             yield
         finally:
-            self.finish()
-            self.wake()
+            self.drop()
 
     def begin(self) -> None:
         """Something starts to run in the sandbox: it is not idle, nor paused."""
@@ -200,6 +204,11 @@ class Life:
         with self._lock:
             self._num_active -= 1
             self._last_used_ns = self._clock.now_ns()
+
+    def drop(self) -> None:
+        """The same of what the channel's thread has not seen end: it has to hear when idle time ends."""
+        self.finish()
+        self.wake()
 
     def on_frame(self, frame: Frame) -> bool:
         """Channel thread: init sends nothing to the sandbox as a whole."""

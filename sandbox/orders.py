@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import NoneType
+from typing import Literal
 
 from sandbox.arguments import check_type
 from sandbox.egress.helped import Uplink
 from sandbox.errors import InvalidArgument
 from sandbox.limits import Asked
-from sandbox.policy import Policy
+from sandbox.policy import Network, Policy
 from sandbox.substrates.base import HOSTNAME
 from sandbox.texts import system_bytes
 
@@ -57,6 +58,14 @@ def checked_policy(policy: Policy | None) -> Policy:
     """The caller's, or the default one. InvalidArgument for what is none."""
     check_type("policy", policy, Policy, NoneType)
     return policy or Policy()
+
+
+def checked_network(network: Network | Literal["none"]) -> Network:
+    """What allows nothing, for "none". InvalidArgument for what is neither."""
+    if network == "none":
+        return Network()
+    check_type("network", network, Network)
+    return network
 
 
 def checked_order(order: Order) -> Order:

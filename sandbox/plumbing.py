@@ -28,7 +28,6 @@ PIPE_BYTES = 1 << 18  # of output not read yet; fewer switches than with the ker
 _SPARE: deque[bytearray] = deque(
     maxlen=4
 )  # for reading, of PIPE_BYTES each: new memory costs more than a copy
-MOST_PIPE_BYTES = 1 << 20  # the most that anyone in a sandbox may make of a pipe
 _TERMINAL_DEVICE = os.makedev(5, 2)  # the owner's end of a terminal, whichever devpts it is of
 
 
@@ -83,7 +82,7 @@ class Plumbing:
         """Takes what is in the pipes. Nobody who could write belongs to the command any more, and whoever has
         been handed an end of it by another way does not hold this up."""
         for number in range(2):
-            left = MOST_PIPE_BYTES
+            left = self._most_bytes(number)
             while left > 0 and (length := self._read(number)):
                 left -= length
 
@@ -106,6 +105,14 @@ class Plumbing:
             self._close_output(number)
         self._close_report()
         self._take, self._ended, self._failed = _take_nothing, _take_nothing, _take_nothing
+
+    def _most_bytes(self, number: int) -> int:
+        """Of a stream now. A program may make its pipe larger, by what the host has as a bound."""
+        fd = self._outputs[number]
+        try:
+            return 0 if fd is None else fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
+        except OSError:
+            return PIPE_BYTES  # a terminal, whose buffers are smaller
 
     def _make_pipes(self) -> None:
         for number in range(2):

@@ -92,7 +92,7 @@ class RunningCommand(Named):
         """Sends it off. Raises SandboxGone, and CapacityError where the host is out of descriptors."""
         self._before = self._host.counters_before()
         self._host.begin()
-        self._paused_before_ns = self._host.paused_ns() or 0
+        self._paused_before_ns = self._host.paused_ns()
         try:
             with translated("starting a command", sandbox_id=self._channel.name), self._logged():
                 if not self._send_off():
@@ -130,7 +130,7 @@ class RunningCommand(Named):
 
     def _drop(self) -> None:
         """It has not been started."""
-        self._host.finish()
+        self._host.drop()
         if self._plumbing is not None:
             self._plumbing.close()
         if self._feed is not None:
@@ -232,10 +232,9 @@ class RunningCommand(Named):
 
     def deadline_ns(self) -> int | None:
         """The end of its time, then the end of init's grace. Time stands still for a paused sandbox."""
-        paused_ns = self._host.paused_ns()
-        if paused_ns is None or self._deadline_ns is None:
+        if self._deadline_ns is None or self._host.is_paused():
             return None
-        return self._deadline_ns + paused_ns - self._paused_before_ns
+        return self._deadline_ns + self._host.paused_ns() - self._paused_before_ns
 
     def on_deadline(self) -> None:
         """Channel thread: its time is over, or init did not manage to end it."""
@@ -288,7 +287,7 @@ class RunningCommand(Named):
         self._channel.send(self._id, Kind.KILL)
 
     def _give_grace(self) -> None:
-        self._paused_before_ns = self._host.paused_ns() or 0
+        self._paused_before_ns = self._host.paused_ns()
         self._deadline_ns = self._clock.now_ns() + KILL_GRACE_NS
 
     def _finish(self, ending: int, value: int) -> None:

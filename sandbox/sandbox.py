@@ -28,7 +28,7 @@ from sandbox.life import Life
 from sandbox.limits import Asked, check_lifetime
 from sandbox.making import Made, SandboxInfo, make
 from sandbox.named import Named
-from sandbox.orders import Order, checked_env, checked_labels, checked_order, checked_policy
+from sandbox.orders import Order, checked_env, checked_labels, checked_network, checked_order, checked_policy
 from sandbox.places import chosen_state_dir, default_toolkit
 from sandbox.policy import Network, Policy
 from sandbox.refusals import denials_since
@@ -245,6 +245,8 @@ class Sandbox(Named):
         sandbox that was made without a network, SandboxGone, CapacityError or SandboxError where the kernel
         does not take it; the one that held still does then.
         """
+        network = checked_network(network)
+        check_whole("expected_version", expected_version, 0, 1 << 62)
         self._check()
         connection = self._ownership.connection
         if connection is None:
@@ -253,7 +255,6 @@ class Sandbox(Named):
                 hint="create it with `Policy(network=Network())`, which allows nothing, and change that",
                 sandbox_id=self.id,
             )
-        network = Network() if network == "none" else network
         about = {"version": expected_version + 1, "network_sha256": network_digest(network)}
         with translated("changing the network policy", sandbox_id=self.id), self._changing:
             if connection.version != expected_version:  # it is refused, which is no deed

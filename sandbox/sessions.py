@@ -12,6 +12,7 @@ from functools import partial
 from threading import Lock
 
 from protocol.ids import new_id
+from sandbox.arguments import check_type
 from sandbox.checking import checked
 from sandbox.commands import Commands
 from sandbox.errors import FileError, InvalidArgument
@@ -19,6 +20,7 @@ from sandbox.feed import OnOutput
 from sandbox.files import Files
 from sandbox.forks import leave_in_children
 from sandbox.named import Named
+from sandbox.orders import checked_env
 from sandbox.paths import WORKDIR, absolute
 from sandbox.results import CommandResult
 from sandbox.running import RunningCommand, run_to_end
@@ -129,7 +131,7 @@ class Session(Named):
         """For `Sessions.create`."""
         self.id = new_id("ses")
         self._commands = commands
-        self._first, self._env = absolute(cwd or "."), dict(env)
+        self._first, self._env = absolute(cwd or "."), env
         self._lock = Lock()
         leave_in_children(self)
         kind = "bash" if commands.shell.endswith("/bash") else "sh"
@@ -203,10 +205,12 @@ class Sessions:
 
         A relative `cwd` starts at /workspace. Raises InvalidArgument where it is no directory, SandboxGone.
         """
+        check_type("cwd", cwd, str)
+        added = dict(checked_env(env or {}))
         try:
             self._files.stat(f"{cwd or '.'}/.")
         except FileError as error:
             why = os.strerror(error.errno or 0)
             raise InvalidArgument(f"cwd={cwd!r}: {why}", hint="name a directory of the sandbox") from error
         self._files.make_dir(_FOLDER)
-        return Session(self._commands, cwd, env or {})
+        return Session(self._commands, cwd, added)

@@ -22,8 +22,9 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+from sandbox.arguments import check_type
 from sandbox.audit_log import SandboxLog
-from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError
+from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError, UnsafePath
 from sandbox.host_tree import remove_tree
 from sandbox.places import INIT_BINARY, default_state_dir, make_folder
 from sandbox.processes import ProcessKey
@@ -33,7 +34,8 @@ from sandbox.undisturbed import undisturbed_call
 FIRST_ID = 0x6FFF0000  # of all trees; sandboxes get others
 _NO_LIMIT = 1 << 62  # bytes: of a layer, which has one
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_TOO_MUCH = 3  # status of a copy that has reached its limit
+# Statuses of a copy, as copy.c has them. Its words have names in them, which are the sandbox's.
+_TOO_MUCH, _NO_ROOM, _FILE_LIMIT, _TOO_DEEP = range(3, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ class Snapshots:
 
     def get(self, name: str) -> Snapshot:
         """The one of that name. InvalidArgument where there is none."""
+        check_type("name", name, str)
         found = self._load(self._directory / name) if _NAME.fullmatch(name) else None
         if found is None:
             known = ", ".join(each.name for each in self.list()[:8]) or "none"
@@ -248,14 +251,21 @@ def _copy(source: Source, target: Path, max_bytes: int) -> tuple[int, int]:
             f"the layer of sandbox {source.sandbox_id} has {said}", path="/", number=errno.EFBIG,
             hint="allow more with max_mb, or remove something in the sandbox", sandbox_id=source.sandbox_id,
         )  # fmt: skip
+    if done.returncode == _TOO_DEEP:
+        error = UnsafePath(
+            f"the layer of sandbox {source.sandbox_id} cannot be copied: {said!r}", path="/",
+            number=errno.ENAMETOOLONG, hint="remove it in the sandbox", sandbox_id=source.sandbox_id,
+        )  # fmt: skip
+        error.blame = "agent"
+        raise error
     free = shutil.disk_usage(target).free
-    if os.strerror(errno.ENOSPC) in said or os.strerror(errno.EDQUOT) in said:
+    if done.returncode == _NO_ROOM:
         hint = f"{target.parents[2]} has {free >> 20} MiB free; delete snapshots or make room"
-        raise CapacityError(f"copying the layer: {said}", hint=hint, sandbox_id=source.sandbox_id)
-    if os.strerror(errno.EFBIG) in said:
+        raise CapacityError(f"copying the layer: {said!r}", hint=hint, sandbox_id=source.sandbox_id)
+    if done.returncode == _FILE_LIMIT:
         hint = "raise `ulimit -f` of the process that owns the sandbox, or remove something in the sandbox"
-        raise CapacityError(f"copying the layer: {said}", hint=hint, sandbox_id=source.sandbox_id)
-    raise SandboxError(f"copying the layer: {said}", sandbox_id=source.sandbox_id)
+        raise CapacityError(f"copying the layer: {said!r}", hint=hint, sandbox_id=source.sandbox_id)
+    raise SandboxError(f"copying the layer: {said!r}", sandbox_id=source.sandbox_id)
 
 
 def _end_of(returncode: int) -> str:
@@ -301,6 +311,7 @@ def _draft_prefix() -> str:
 
 
 def _checked(name: str) -> str:
+    check_type("name", name, str)
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
             f"snapshot name {name!r}", hint="use letters, digits, '.', '_' and '-', 64 at most"

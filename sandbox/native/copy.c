@@ -30,7 +30,8 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-enum { MAX_DEPTH = 200, NUM_IDS = 65536, BLOCK = 1 << 18, PAGE = 4096, TOO_MUCH = 3, ACL_HEAD = 4 };
+enum { TOO_MUCH = 3, NO_ROOM, FILE_LIMIT, TOO_DEEP, OTHER = 125 }; /* how it ended: in words there are a sandbox's */
+enum { MAX_DEPTH = 200, NUM_IDS = 65536, BLOCK = 1 << 18, PAGE = 4096, ACL_HEAD = 4 };
 enum { LEAST_ENTRIES = 1 << 16, BYTES_AN_ENTRY = 1024 }; /* a layer has an inode for every 8 KiB */
 
 static struct copy {
@@ -53,6 +54,14 @@ struct acl_entry {
     uint32_t id;
 };
 
+/* Ends the process with a message. */
+#define stop(...) fail_as(status(), __VA_ARGS__)
+
+static int status(void) {
+    if (errno == ENOSPC || errno == EDQUOT) return NO_ROOM;
+    return errno == EFBIG ? FILE_LIMIT : errno == ENAMETOOLONG ? TOO_DEEP : OTHER;
+}
+
 static uint32_t moved(uint32_t id) {
     return id - copy.from < NUM_IDS ? id - copy.from + copy.to : id;
 }
@@ -69,12 +78,12 @@ static void move_acl(char *value, size_t size) {
 static void copy_attributes(const char *from, const char *to) {
     static char names[1 << 16], value[1 << 16]; /* the most that the kernel gives */
     ssize_t length = llistxattr(from, names, sizeof names);
-    if (length < 0 && errno != ENOTSUP) fail("%s: list attributes", copy.path);
+    if (length < 0 && errno != ENOTSUP) stop("%s: list attributes", copy.path);
     for (char *name = names; length > 0 && name < names + length; name += strlen(name) + 1) {
         ssize_t size = lgetxattr(from, name, value, sizeof value);
-        if (size < 0) fail("%s: read %s", copy.path, name);
+        if (size < 0) stop("%s: read %s", copy.path, name);
         if (!strncmp(name, "system.posix_acl_", 17)) move_acl(value, (size_t)size);
-        if (lsetxattr(to, name, value, (size_t)size, 0)) fail("%s: write %s", copy.path, name);
+        if (lsetxattr(to, name, value, (size_t)size, 0)) stop("%s: write %s", copy.path, name);
     }
 }
 
@@ -84,10 +93,10 @@ static void copy_metadata(int from, int to, const char *name, const struct stat 
     struct timespec times[2] = {info->st_atim, info->st_mtim};
     snprintf(source, sizeof source, "/proc/self/fd/%d/%s", from, name);
     snprintf(target, sizeof target, "/proc/self/fd/%d/%s", to, name);
-    if (fchownat(to, name, moved(info->st_uid), moved(info->st_gid), AT_SYMLINK_NOFOLLOW)) fail("%s: chown", copy.path);
+    if (fchownat(to, name, moved(info->st_uid), moved(info->st_gid), AT_SYMLINK_NOFOLLOW)) stop("%s: chown", copy.path);
     copy_attributes(source, target);
-    if (!S_ISLNK(info->st_mode) && fchmodat(to, name, info->st_mode & 07777, 0)) fail("%s: chmod", copy.path);
-    if (utimensat(to, name, times, AT_SYMLINK_NOFOLLOW)) fail("%s: set times", copy.path);
+    if (!S_ISLNK(info->st_mode) && fchmodat(to, name, info->st_mode & 07777, 0)) stop("%s: chmod", copy.path);
+    if (utimensat(to, name, times, AT_SYMLINK_NOFOLLOW)) stop("%s: set times", copy.path);
 }
 
 static void count(uint64_t bytes) {
@@ -107,14 +116,14 @@ static void count_entry(void) {
 
 /* A limit that the owner has for its files is ours too. */
 static void fail_write(const char *what) {
-    fail("%s: %s%s", copy.path, what, errno == EFBIG ? " beyond the `ulimit -f` of the sandbox's owner" : "");
+    stop("%s: %s%s", copy.path, what, errno == EFBIG ? " beyond the `ulimit -f` of the sandbox's owner" : "");
 }
 
 static void copy_range(int from, int to, off_t start, off_t end) {
     static char block[BLOCK];
     while (start < end) {
         ssize_t length = pread(from, block, end - start < BLOCK ? (size_t)(end - start) : BLOCK, start);
-        if (length <= 0) fail("%s: read", copy.path);
+        if (length <= 0) stop("%s: read", copy.path);
         count(((uint64_t)length + PAGE - 1) / PAGE * PAGE);
         for (ssize_t done = 0, written; done < length; done += written)
             if ((written = pwrite(to, block + done, (size_t)(length - done), start + done)) < 0)
@@ -129,28 +138,28 @@ static void copy_content(int from, int to, const struct stat *info) {
         return;
     }
     for (off_t start = 0, end; (start = lseek(from, start, SEEK_DATA)) >= 0; start = end) {
-        if ((end = lseek(from, start, SEEK_HOLE)) < 0) fail("%s: find a hole", copy.path);
+        if ((end = lseek(from, start, SEEK_HOLE)) < 0) stop("%s: find a hole", copy.path);
         copy_range(from, to, start, end);
     }
-    if (errno != ENXIO) fail("%s: find data", copy.path);
+    if (errno != ENXIO) stop("%s: find data", copy.path);
     if (ftruncate(to, info->st_size)) fail_write("set the size");
 }
 
 static void copy_file(int from, int to, const char *name, const struct stat *info) {
     int source = openat(from, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     int target = openat(to, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (source < 0 || target < 0) fail("%s: open", copy.path);
+    if (source < 0 || target < 0) stop("%s: open", copy.path);
     copy_content(source, target, info);
     close(source);
-    if (close(target)) fail("%s: write", copy.path);
+    if (close(target)) stop("%s: write", copy.path);
 }
 
 static void copy_link(int from, int to, const char *name) {
     char place[PATH_MAX];
     ssize_t length = readlinkat(from, name, place, sizeof place - 1);
-    if (length < 0) fail("%s: read the link", copy.path);
+    if (length < 0) stop("%s: read the link", copy.path);
     place[length] = 0;
-    if (symlinkat(place, to, name)) fail("%s: make the link", copy.path);
+    if (symlinkat(place, to, name)) stop("%s: make the link", copy.path);
 }
 
 static int by_inode(const void *one, const void *other) {
@@ -168,9 +177,9 @@ static bool is_linked(int to, const char *name, const struct stat *info) {
         strcpy(mine->path, copy.path);
         found = tsearch(mine, &copy.links, by_inode);
     }
-    if (!found) fail("%s: remember its names", copy.path);
+    if (!found) stop("%s: remember its names", copy.path);
     if (*found == mine) return false;
-    if (linkat(copy.target, (*found)->path, to, name, 0)) fail("%s: link", copy.path);
+    if (linkat(copy.target, (*found)->path, to, name, 0)) stop("%s: link", copy.path);
     free(mine);
     return true;
 }
@@ -179,22 +188,22 @@ static void copy_directory(int from, int to, int depth);
 
 static void copy_entry(int from, int to, const char *name, int depth) {
     struct stat info;
-    if (fstatat(from, name, &info, AT_SYMLINK_NOFOLLOW)) fail("%s: stat", copy.path);
+    if (fstatat(from, name, &info, AT_SYMLINK_NOFOLLOW)) stop("%s: stat", copy.path);
     count_entry();
     if (!S_ISDIR(info.st_mode) && is_linked(to, name, &info)) return;
     errno = EINVAL;
     if (S_ISBLK(info.st_mode) || (S_ISCHR(info.st_mode) && info.st_rdev != makedev(0, 0)))
-        fail("%s is a device", copy.path);
+        stop("%s is a device", copy.path);
     if (S_ISDIR(info.st_mode)) {
-        if (mkdirat(to, name, 0700)) fail("%s: mkdir", copy.path);
+        if (mkdirat(to, name, 0700)) stop("%s: mkdir", copy.path);
         int source = openat(from, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         int target = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (source < 0 || target < 0) fail("%s: open", copy.path);
+        if (source < 0 || target < 0) stop("%s: open", copy.path);
         copy_directory(source, target, depth + 1);
         close(target);
     } else if (S_ISREG(info.st_mode)) copy_file(from, to, name, &info);
     else if (S_ISLNK(info.st_mode)) copy_link(from, to, name);
-    else if (mknodat(to, name, info.st_mode & (S_IFMT | 0777), 0)) fail("%s: mknod", copy.path);
+    else if (mknodat(to, name, info.st_mode & (S_IFMT | 0777), 0)) stop("%s: mknod", copy.path);
     copy_metadata(from, to, name, &info);
 }
 
@@ -202,29 +211,29 @@ static void copy_entry(int from, int to, const char *name, int depth) {
 static void copy_directory(int from, int to, int depth) {
     size_t length = strlen(copy.path);
     DIR *directory = fdopendir(from);
-    if (!directory) fail("%s: list", copy.path);
+    if (!directory) stop("%s: list", copy.path);
     errno = ENAMETOOLONG;
-    if (depth > MAX_DEPTH) fail("%s: directories are nested deeper than %d", copy.path, MAX_DEPTH);
+    if (depth > MAX_DEPTH) stop("%s: directories are nested deeper than %d", copy.path, MAX_DEPTH);
     for (struct dirent *item; errno = 0, (item = readdir(directory));) {
         if (!strcmp(item->d_name, ".") || !strcmp(item->d_name, "..")) continue;
         int more = snprintf(copy.path + length, sizeof copy.path - length, "%s%s", length ? "/" : "", item->d_name);
         errno = ENAMETOOLONG;
-        if ((size_t)more >= sizeof copy.path - length) fail("a path is longer than %d bytes", PATH_MAX);
+        if ((size_t)more >= sizeof copy.path - length) stop("a path is longer than %d bytes", PATH_MAX);
         copy_entry(from, to, item->d_name, depth);
         copy.path[length] = 0;
     }
-    if (errno) fail("%s: list", copy.path);
+    if (errno) stop("%s: list", copy.path);
     closedir(directory);
 }
 
-/* All of one directory into another, an empty one. Ends the process with a message when it cannot: with status
- * TOO_MUCH where there are more bytes than `limit`, or more entries than go with it, else 125. */
+/* All of one directory into another, an empty one. Ends the process with a message when it cannot, and with a
+ * status: TOO_MUCH where there are more bytes than `limit`, or more entries than go with it. */
 void copy_layer(int from, int to, uint32_t first_from, uint32_t first_to, uint64_t limit) {
     struct stat info;
     copy = (struct copy){.target = to, .from = first_from, .to = first_to, .limit = limit};
     void (*before)(int) = signal(SIGXFSZ, SIG_IGN); /* which would end us without a word */
     int again = openat(from, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (again < 0 || fstat(again, &info)) fail("open the layer");
+    if (again < 0 || fstat(again, &info)) stop("open the layer");
     copy_directory(again, to, 0);
     copy_metadata(from, to, ".", &info);
     signal(SIGXFSZ, before);
@@ -234,11 +243,11 @@ void copy_layer(int from, int to, uint32_t first_from, uint32_t first_to, uint64
    number of entries. */
 int copy_between(int argc, char **argv) {
     errno = EINVAL;
-    if (argc != 6) fail("copy needs two directories, two ids, a number of bytes and its parent");
+    if (argc != 6) stop("copy needs two directories, two ids, a number of bytes and its parent");
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* or an owner that is killed leaves a writer behind, into what is being swept */
     if (getppid() != atoi(argv[5])) return 125; /* it has died already */
     int from = open(argv[0], O_PATH | O_DIRECTORY | O_CLOEXEC), to = open(argv[1], O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (from < 0 || to < 0) fail("open %s or %s", argv[0], argv[1]);
+    if (from < 0 || to < 0) stop("open %s or %s", argv[0], argv[1]);
     copy_layer(from, to, (uint32_t)strtoul(argv[2], NULL, 10), (uint32_t)strtoul(argv[3], NULL, 10),
                strtoull(argv[4], NULL, 10));
     printf("%llu %llu\n", (unsigned long long)copy.bytes, (unsigned long long)copy.entries);

@@ -71,12 +71,12 @@ void run_minder(const struct message *call, const struct exec *exec, uint64_t da
 /* files.c: 0, an errno or an enum trouble; `*opened` gets the descriptor that an OPEN asks for */
 uint32_t serve_file(const struct message *call, int content, int *opened);
 
-/* landlock.c: writes beneath these places, and to devices, and nowhere else; for good. Ends the process with a
- * message when it cannot */
+/* landlock.c: writes beneath these places and to devices alone, for good; or ends the process with a message */
 void restrict_writes(char **places, int count);
 
 /* failing.c: each ends the process with a message, `write_text` when it cannot */
-void fail(const char *format, ...);
+void fail_as(int status, const char *format, ...);
+#define fail(...) fail_as(125, __VA_ARGS__)
 void write_text(const char *path, const char *text);
 
 int run_init(int argc, char **argv);

@@ -3,7 +3,7 @@
 
 #include <stdarg.h>
 
-void fail(const char *format, ...) {
+void fail_as(int status, const char *format, ...) {
     int reason = errno;
     va_list arguments;
     va_start(arguments, format);
@@ -11,7 +11,7 @@ void fail(const char *format, ...) {
     vfprintf(stderr, format, arguments);
     fprintf(stderr, ": %s\n", strerror(reason));
     va_end(arguments);
-    exit(125);
+    exit(status);
 }
 
 void write_text(const char *path, const char *text) {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandbox import Sandbox
+from sandbox import Sandbox, Snapshots
 from sandbox.errors import InvalidArgument
 from sandbox.wire import TerminalSize
 
@@ -42,6 +42,17 @@ ASKED: dict[str, Ask] = {
     "terminal": lambda box: box.commands.start("true", terminal="80x24"),  # pyright: ignore
     "terminal: rows": lambda box: box.commands.start("true", terminal=TerminalSize(rows=-1)),
     "terminal: columns": lambda box: box.commands.start("true", terminal=TerminalSize(columns=1 << 16)),
+    "cwd": lambda box: box.commands.run("true", cwd=5),  # pyright: ignore
+    "cwd of a session": lambda box: box.sessions.create(cwd=5),  # pyright: ignore
+    "env of a session": lambda box: box.sessions.create(env=5),  # pyright: ignore
+    "name": lambda box: box.snapshot(5),  # pyright: ignore
+    "network": lambda box: box.set_network("open", 1),  # pyright: ignore
+    "network of a type": lambda box: box.set_network(5, 1),  # pyright: ignore
+    "expected_version": lambda box: box.set_network("none", "1"),  # pyright: ignore
+    "id": lambda box: Sandbox.connect(5),  # pyright: ignore
+    "labels": lambda box: Sandbox.list(labels=5),  # pyright: ignore
+    "name of one": lambda box: Snapshots().get(5),  # pyright: ignore
+    "name of another": lambda box: Snapshots().delete(5),  # pyright: ignore
     "path": lambda box: box.files.read(5),  # pyright: ignore
     "max_bytes": lambda box: box.files.read("/etc/passwd", max_bytes=1.5),  # pyright: ignore
     "data": lambda box: box.files.write("a", 5),  # pyright: ignore
@@ -61,7 +72,7 @@ def test_a_create_names_what_is_of_no_use(state_dir: Path, toolkit: Path, field:
 def test_a_call_names_what_is_of_no_use(create):
     box = create()
     for field, ask in ASKED.items():
-        with pytest.raises(InvalidArgument, match=field):
+        with pytest.raises(InvalidArgument, match=field.split(" of ")[0]):
             ask(box)
     assert box.commands.run("echo alive").stdout == "alive\n"
 

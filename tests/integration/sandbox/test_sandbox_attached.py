@@ -97,6 +97,15 @@ def test_an_owner_that_tells_no_output_gives_what_it_kept(
     assert line.commands.run("echo a", on_stdout=out.append).stdout == "".join(out) == "a\n"
 
 
+def test_what_no_message_can_say_is_named(box: AttachedSandbox):
+    with pytest.raises(InvalidArgument, match="cmd"):
+        box.commands.run(["echo", b"x"])  # pyright: ignore
+    with pytest.raises(InvalidArgument, match="path"):
+        box.files.read(b"/etc/passwd")  # pyright: ignore
+    with pytest.raises(InvalidArgument, match="cwd"):
+        box.commands.run("true", cwd=Path("/"))  # pyright: ignore
+
+
 def test_errors_are_the_owners(box: AttachedSandbox):
     with pytest.raises(CommandError) as failed:
         box.commands.run("exit 3", check=True)

@@ -5,11 +5,13 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sandbox import Sandbox
 from sandbox.errors import FileError, FileMissing, FileTooLarge, InvalidArgument, NoSpace, UnsafePath
+from sandbox.wire import Kind
 
 
 def test_what_is_written_is_read_back(box: Sandbox):
@@ -284,6 +286,40 @@ def test_names_that_are_no_utf8(box: Sandbox):
     assert box.files.download_dir(".").files == {entry.name: b"1"}
 
 
+def test_what_ends_in_dots_is_not_removed(box: Sandbox):
+    box.files.write("a/file", "text")
+    for path in ("a/..", "a/.", ".", "..", "/", "//", "/workspace/../", "/."):
+        with pytest.raises(InvalidArgument, match="cannot be removed"):
+            box.files.remove(path)
+    assert box.files.read("a/file") == b"text"
+
+
+def test_a_directory_that_is_named_by_a_link_is_sent_whole(box: Sandbox, tmp_path: Path):
+    (tmp_path / "release").mkdir()
+    (tmp_path / "release" / "file").write_text("text")
+    (tmp_path / "current").symlink_to("release")
+    assert box.files.upload_dir(tmp_path / "current", "a") == 1
+    assert box.files.read("a/file") == b"text"
+
+
+def test_what_is_removed_as_it_is_made_holds_nobody_up(box: Sandbox, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sandbox.files.PATIENCE_S", 0.5)
+    ask = box.files._ask
+
+    def ask_and_lose(kind: Kind, place: str, *rest: int, **named: Any) -> int:
+        """As an agent does that is always quicker."""
+        done = ask(kind, place, *rest, **named)
+        if kind == Kind.MKDIR:
+            ask(Kind.REMOVE, place)
+        return done
+
+    monkeypatch.setattr(box.files, "_ask", ask_and_lose)
+    with pytest.raises(FileMissing):
+        box.files.make_dir("a/b/c")
+    with pytest.raises(FileMissing):
+        box.files.write("a/b/c", "text")
+
+
 FILL = """
 import itertools, os, sys
 for number in itertools.count():
@@ -296,7 +332,7 @@ for number in itertools.count():
 
 
 def test_what_is_filled_as_it_is_emptied_holds_nobody_up(box: Sandbox, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sandbox.files.REMOVE_PATIENCE_S", 2.0)
+    monkeypatch.setattr("sandbox.files.PATIENCE_S", 2.0)
     box.files.make_dir("d")
     fillers = [box.commands.start(["python3", "-c", FILL, str(number)]) for number in range(3)]
     with ThreadPoolExecutor(1) as pool:

@@ -1,15 +1,22 @@
 """A paused sandbox stands still, and goes on where it was."""
 
+import errno
+import os
 import time
 
 import pytest
+from sandbox_internet import wait_until
 
+from protocol.clock import SystemClock
 from sandbox import cgroups
-from sandbox.errors import SandboxGone, UnsupportedError
+from sandbox.errors import CapacityError, SandboxGone, UnsupportedError
 
 COUNT = "i=0; while :; do i=$((i+1)); echo $i > /workspace/n; sleep 0.002; done"
 unified = next((each for each in cgroups.find_hierarchies() if each.version == 2), None)
 pytestmark = pytest.mark.skipif(unified is None, reason="no cgroup version 2 here")
+
+
+now_ns = SystemClock().now_ns
 
 
 def ticks(box):
@@ -67,6 +74,39 @@ def test_a_commands_time_stands_still(box):
     box.resume()
     assert command.is_running
     assert command.wait(20).reason == "timeout"
+
+
+def test_earlier_pauses_are_no_time_of_a_command_that_begins_or_is_ended_in_one(box):
+    hour_ns = 3_600_000_000_000
+    box._life.freezer._total_ns += hour_ns
+    with box._life.held():
+        command = box.commands.start("sleep 60", timeout_s=0.3)
+        assert command._deadline_ns + box._life.paused_ns() - command._paused_before_ns < now_ns() + hour_ns
+        command.kill()
+        assert command._deadline_ns + box._life.paused_ns() - command._paused_before_ns < now_ns() + hour_ns
+    assert command.wait(20).reason == "killed"
+
+
+def test_what_could_not_be_asked_is_no_use_of_it(create, substrate, monkeypatch: pytest.MonkeyPatch):
+    box = create(substrate=substrate, idle_s=0.3)
+
+    def fail(*_: object, fds: tuple[int, ...] = (), **__: object) -> bool:
+        """When its thread has looked for deadlines meanwhile."""
+        for fd in fds:
+            os.close(fd)
+        box._channel.wake()
+        time.sleep(0.1)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(box._channel, "open", fail)
+    with pytest.raises(CapacityError):
+        box.files.read("/etc/passwd")
+    wait_until(lambda: not box.is_running)
+    box = create(substrate=substrate, idle_s=0.3)
+    monkeypatch.setattr(box._channel, "open", fail)
+    with pytest.raises(CapacityError):
+        box.commands.run("true")
+    wait_until(lambda: not box.is_running)
 
 
 def test_a_command_can_be_ended_and_a_sandbox_killed_while_paused(box):

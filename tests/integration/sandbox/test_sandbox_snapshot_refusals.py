@@ -21,6 +21,7 @@ from sandbox.errors import (
     SandboxError,
     SandboxGone,
     StartError,
+    UnsafePath,
     UnsupportedError,
 )
 from sandbox.layers.base import LayerSize
@@ -109,11 +110,20 @@ def test_a_snapshot_is_for_sandboxes_that_it_fits(create: Create, store: Snapsho
 def test_a_tree_that_is_too_deep_is_refused(create: Create, store: Snapshots):
     box = create()
     box.commands.run("for i in $(seq 300); do mkdir d && cd d; done")
-    with pytest.raises(SandboxError, match="nested deeper than 200"):
+    with pytest.raises(UnsafePath, match="nested deeper than 200") as caught:
         box.snapshot()
+    assert caught.value.blame == "agent"
     with pytest.raises(SandboxError, match="nested deeper than 200"):
         box.fork_fs(2)
     assert box.commands.run("echo on").stdout == "on\n"
+
+
+def test_a_name_says_nothing_of_why_a_copy_failed(create: Create):
+    box = create()
+    box.commands.run("for i in $(seq 201); do mkdir 'No space left on device\n' && cd 'No'*; done")
+    with pytest.raises(UnsafePath) as caught:
+        box.snapshot()
+    assert "\n" not in str(caught.value)
 
 
 def test_one_that_has_ended_has_none(create: Create):

@@ -1,6 +1,7 @@
 """However a sandbox misbehaves on its socket, all who wait for it are told, and its owner is released."""
 
 import array
+import fcntl
 import os
 import resource
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 from hypothesis import given, settings
@@ -64,10 +66,16 @@ class Owner:
     def touch(self) -> None:
         self.num_touched += 1
 
-    def paused_ns(self) -> int | None:
+    def is_paused(self) -> bool:
+        return False
+
+    def paused_ns(self) -> int:
         return 0
 
     def finish(self) -> None:
+        self.num_open -= 1
+
+    def drop(self) -> None:
         self.num_open -= 1
 
     def on_frame(self, frame: Frame) -> bool:
@@ -363,6 +371,35 @@ def test_input_wakes_a_sandbox_that_is_paused():
         harness.command.send_stdin("x")
         harness.command.close_stdin()
         assert harness.owner.num_touched == 2
+
+
+def test_a_descriptor_that_finds_no_room_among_those_watched_is_nobodys_to_let_go():
+    """A file is none that can be watched: the kernel says so where it would say that it has no memory."""
+    with connect() as harness, TemporaryFile() as file:
+        with pytest.raises(PermissionError):
+            harness.channel.watch(file.fileno(), lambda: None)
+        harness.channel.unwatch(file.fileno())
+
+
+def test_all_that_a_program_has_left_in_its_pipe_is_taken():
+    """Whoever may can make one larger than the 1 MiB that hosts have as a bound for others."""
+    taken: list[int] = []
+    with connect() as harness:
+        plumbing = harness.command._plumbing
+        assert plumbing is not None
+        fd = plumbing._outputs[0]
+        assert fd is not None
+        harness.channel.unwatch(fd)
+        plumbing._take = lambda _, data: taken.append(len(data))
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 4 << 20)
+        except PermissionError:
+            pytest.skip("a pipe of 4 MiB needs CAP_SYS_RESOURCE")
+        writer = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY)
+        os.write(writer, bytes(3 << 20))
+        plumbing.drain()
+        os.close(writer)
+    assert sum(taken) == 3 << 20
 
 
 def test_an_answer_to_what_nobody_waits_for_any_more_harms_nothing():
