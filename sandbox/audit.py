@@ -116,7 +116,7 @@ def sweep(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
             SandboxLog(state, each.sandbox_id).note("end", reason="swept")
             Journal(state).remove(each.sandbox_id)
         else:
-            Path(each.name).unlink(missing_ok=True)
+            Journal(state).remove_stray(Path(each.name))
     roots = cgroups.mount_roots()
     cgroups.remove_abandoned(roots, time.time())
     cgroups.remove_empty_parents(roots, cgroups.state_key(state))

@@ -1,8 +1,9 @@
 """What has been done to sandboxes, one line of JSON each, for whoever asks later.
 
 STATE_DIR/audit.jsonl, for its owner's eyes alone. A line is one write to a file that is only appended to, so
-any number of processes and threads may write, and none holds the file open. At 16 MiB it becomes
-audit.jsonl.1, that .2 and so on; the ninth is dropped. No line has a command's text, environment or output.
+any number of processes and threads may write, and none holds the file open; behind one that was cut short it
+is written once more. At 16 MiB it becomes audit.jsonl.1, that .2 and so on; the ninth is dropped. No line has
+a command's text, environment or output.
 """
 
 import fcntl
@@ -14,7 +15,6 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
-from errno import ENOSPC
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from typing import Any, Literal
 from sandbox.limits import Limits
 from sandbox.places import make_folder
 from sandbox.policy import Network, Policy
+from sandbox.whole_lines import append_line
 
 Deed = Literal[
     "create", "exec", "kill", "set_network", "set_timeout", "snapshot", "fork", "delete_snapshot", "refused",
@@ -68,12 +69,10 @@ class SandboxLog:
     def _append(self, deed: Deed, about: Mapping[str, object], *, makes_directory: bool = True) -> None:
         line: dict[str, object] = {"at_s": round(time.time(), 6), "deed": deed, "sandbox": self._sandbox}
         missed = {"missed": self._num_missed} if self._num_missed else {}
-        # What was missed may have been cut short, without an end of its line.
-        text = ("\n" if missed else "") + json.dumps({**line, **about, **missed}) + "\n"
+        text = json.dumps({**line, **about, **missed}) + "\n"
         fd = self._open(makes_directory)
         try:
-            if os.write(fd, text.encode()) < len(text):
-                raise OSError(ENOSPC, os.strerror(ENOSPC), str(self._path))
+            append_line(fd, text.encode())
             if os.fstat(fd).st_size >= MAX_BYTES:
                 with suppress(OSError):  # of the directory's; the line itself is there
                     _rotate(self._path, fd)
@@ -82,7 +81,7 @@ class SandboxLog:
         self._num_missed = 0
 
     def _open(self, makes_directory: bool) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             return os.open(self._path, flags, 0o600)
         except FileNotFoundError:

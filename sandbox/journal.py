@@ -6,7 +6,6 @@ once (ext4), which takes longer than a create has to spare; this one is mostly g
 pids, mounts and cgroups do not outlive the kernel either.
 """
 
-import errno
 import json
 import os
 from dataclasses import dataclass, fields, replace
@@ -15,6 +14,7 @@ from typing import Any
 
 from sandbox.places import make_folder
 from sandbox.processes import ProcessKey, find_process
+from sandbox.whole_lines import append_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,19 @@ class Journal:
         """Files here that are no records: drafts of an owner that died while writing."""
         if not self._directory.is_dir():
             return []
-        known = {self._path(record.id) for record in self.records()}
-        return [
-            path
-            for path in sorted(self._directory.iterdir())
-            if path not in known and not _is_being_written(path)
-        ]
+        return [path for path in sorted(self._directory.iterdir()) if self._is_stray(path)]
+
+    def remove_stray(self, path: Path) -> None:
+        """One of `strays`, unless it has gone or become a record since. Idempotent."""
+        if self._is_stray(path):
+            path.unlink(missing_ok=True)
+
+    def _is_stray(self, path: Path) -> bool:
+        """By what it holds now: others write records at any moment, and a list of them is of before."""
+        if _is_being_written(path) or not path.is_file():
+            return False
+        record = _load(path)
+        return (record is None or path != self._path(record.id)) and path.exists()  # it may be gone by now
 
     def _path(self, sandbox_id: str) -> Path:
         return self._directory / f"{sandbox_id}.json"
@@ -94,10 +101,9 @@ def _fields(part: Record | ProcessKey) -> dict[str, Any]:
 
 
 def _put(path: Path, flags: int, line: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
     try:
-        if os.write(fd, line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        append_line(fd, line)
     finally:
         os.close(fd)
 
@@ -110,13 +116,13 @@ def _is_being_written(path: Path) -> bool:
 def _load(path: Path) -> Record | None:
     """The last line that is a record: the one before where an owner died while it wrote. None without any."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return None
     return next((record for line in reversed(lines) if (record := _parse(line)) is not None), None)
 
 
-def _parse(line: str) -> Record | None:
+def _parse(line: bytes) -> Record | None:
     try:
         fields: dict[str, Any] = json.loads(line)
         return Record(
@@ -128,5 +134,5 @@ def _parse(line: str) -> Record | None:
             processes=tuple(ProcessKey(**each) for each in fields["processes"]),
             links=tuple(fields.get("links", ())),  # of an earlier version: none
         )
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):  # no JSON, no text, or no fields of a record
         return None

@@ -1,10 +1,13 @@
 """Lines of the audit log: whole, counted, rotated."""
 
 import json
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from cut_short import files_end_at
 
 from sandbox import audit_log
 from sandbox.audit_log import FILE_NAME, SandboxLog, entries, of_argv, policy_digest
@@ -69,6 +72,39 @@ def test_what_is_missed_is_counted_in_the_next_line(tmp_path: Path):
 def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path):
     (tmp_path / FILE_NAME).write_text('{"number": 1}\n{"number"\n{"number": 2}\n')
     assert numbers(tmp_path) == [1, 2]
+
+
+def test_a_line_behind_anothers_that_a_full_disk_has_cut_is_whole(tmp_path: Path):
+    first, other = SandboxLog(tmp_path, "sbx-1"), SandboxLog(tmp_path, "sbx-2")
+    first.write("exec", number=1)
+    with files_end_at((tmp_path / FILE_NAME).stat().st_size + 20):
+        with pytest.raises(OSError, match="No space left") as caught:
+            first.write("exec", number=2)
+        assert caught.value.filename == str(tmp_path / FILE_NAME)
+        with pytest.raises(OSError, match="too large"):
+            other.write("exec", number=3)
+    other.write("exec", number=4)
+    first.write("exec", number=5)
+    assert numbers(tmp_path) == [1, 4, 5]
+
+
+def test_lines_are_whole_whoever_is_cut_short_beside_them(tmp_path: Path):
+    SandboxLog(tmp_path, "sbx-1").write("exec", number=-1)
+    is_over = threading.Event()
+
+    def be_cut_short() -> None:
+        fd = os.open(tmp_path / FILE_NAME, os.O_WRONLY | os.O_APPEND)
+        while not is_over.is_set():
+            os.write(fd, b'{"number": 7, "deed"')
+        os.close(fd)
+
+    unlucky = threading.Thread(target=be_cut_short)
+    unlucky.start()
+    for number in range(300):
+        SandboxLog(tmp_path, "sbx-1").write("exec", number=number)
+    is_over.set()
+    unlucky.join()
+    assert numbers(tmp_path) == list(range(-1, 300))
 
 
 @pytest.mark.parametrize("text", ["\n", "\udc80", "\x00", '"}', "é"])

@@ -1,10 +1,12 @@
 """Records of what sandboxes own."""
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cut_short import files_end_at
 
 from sandbox.journal import Journal, Record
 from sandbox.processes import ProcessKey, boot_id, find_process, this_process
@@ -69,11 +71,11 @@ def test_an_absent_directory_has_no_records(tmp_path: Path):
     assert Journal(tmp_path / "absent").strays() == []
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"id": "sbx-2"}'])
-def test_a_torn_record_is_a_stray(journal: Journal, tmp_path: Path, content: str):
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"id": "sbx-2"}', b"\xff\n"])
+def test_a_torn_record_is_a_stray(journal: Journal, tmp_path: Path, content: bytes):
     journal.write(a_record())
     torn = tmp_path / "sandboxes" / "sbx-2.json"
-    torn.write_text(content)
+    torn.write_bytes(content)
     assert [record.id for record in journal.records()] == ["sbx-1"]
     assert journal.strays() == [torn]
 
@@ -85,6 +87,49 @@ def test_a_draft_is_a_stray_once_its_writer_has_gone(journal: Journal, tmp_path:
     mine.write_text("")
     orphan.write_text("")
     assert journal.strays() == [orphan]
+
+
+def test_records_that_come_and_go_are_never_strays(journal: Journal):
+    is_over = threading.Event()
+
+    def write() -> None:
+        for number in range(100_000):
+            if is_over.is_set():
+                return
+            journal.write(a_record(f"sbx-{number}"))
+            if number >= 20:
+                journal.remove(f"sbx-{number - 20}")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found = [journal.strays() for _ in range(200)]
+    is_over.set()
+    writer.join()
+    assert not any(found)
+
+
+def test_what_has_become_a_record_is_not_removed_as_a_stray(journal: Journal, tmp_path: Path):
+    journal.write(a_record())
+    torn = tmp_path / "sandboxes" / "sbx-2.json"
+    torn.write_text("{")
+    journal.write(a_record("sbx-2"))
+    for path in (torn, tmp_path / "sandboxes" / "sbx-1.json"):
+        journal.remove_stray(path)
+    assert [record.id for record in journal.records()] == ["sbx-1", "sbx-2"]
+    torn.write_text("{")
+    journal.remove_stray(torn)
+    journal.remove_stray(torn)
+    assert [record.id for record in journal.records()] == ["sbx-1"]
+
+
+def test_a_change_that_a_full_disk_has_cut_takes_the_next_one_along_no_more(journal: Journal, tmp_path: Path):
+    journal.write(a_record())
+    size = (tmp_path / "sandboxes" / "sbx-1.json").stat().st_size
+    with files_end_at(size + 20), pytest.raises(OSError, match="No space left"):
+        journal.write(a_record().with_processes((ProcessKey(1, 2),)))
+    assert journal.records() == [a_record()]
+    journal.write(a_record().with_processes((ProcessKey(3, 4),)))
+    assert journal.records() == [a_record().with_processes((ProcessKey(3, 4),))]
 
 
 def test_this_process_is_alive_and_another_with_its_pid_would_not_be():

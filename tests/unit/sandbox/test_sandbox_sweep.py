@@ -91,3 +91,13 @@ def test_what_is_found_is_known_for_good(orphan: str, start: Start, tmp_path: Pa
     assert found.process == find_process(launcher.pid)
     sweep(tmp_path)
     assert launcher.wait() == -9
+
+
+def test_a_record_that_was_none_when_it_was_looked_at_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    journal = Journal(tmp_path)
+    journal.write(Record("sbx-live", this_process(), boot_id(), "function", cgroups=()))
+    found = (Leftover("record", str(tmp_path / "sandboxes" / "sbx-live.json")),)
+    with monkeypatch.context() as patches:
+        patches.setattr(audit, "leftovers", lambda state: found)
+        sweep(tmp_path)
+    assert audit.check_integrity(tmp_path).live == ("sbx-live",)
