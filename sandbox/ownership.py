@@ -10,7 +10,7 @@ from sandbox.egress.connection import Connection
 from sandbox.egress.helped import HelpedEgress, Uplink
 from sandbox.egress.namespaces import CAPABILITY
 from sandbox.egress.service import Egress
-from sandbox.errors import SandboxError, UnsupportedError
+from sandbox.errors import UnsupportedError
 from sandbox.guard.node import Guard
 from sandbox.helper import Helper
 from sandbox.journal import Journal, Record
@@ -146,10 +146,11 @@ class Ownership:
         ):  # fmt: skip
             try:
                 give_back()
-            except (SandboxError, OSError) as error:
+            except Exception as error:  # MemoryError, too: the rest is given back all the same
                 errors.append(error)
         if errors:
-            self._journal.write(replace(self._record, owner=NOBODY))
+            with suppress(OSError):  # then it is nobody's when this process has ended
+                self._journal.write(replace(self._record, owner=NOBODY))
             raise errors[0]
         self._journal.remove(self._record.id)
         if self._booked is not None:

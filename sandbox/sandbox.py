@@ -20,7 +20,7 @@ from sandbox.commands import Commands
 from sandbox.copies import Copies
 from sandbox.directory import Directory
 from sandbox.egress.helped import Uplink
-from sandbox.errors import InvalidArgument, SandboxError, SandboxGone, UnsupportedError, translated
+from sandbox.errors import InvalidArgument, SandboxGone, UnsupportedError, translated
 from sandbox.files import Files
 from sandbox.keys import Keys
 from sandbox.layers import LayerWish
@@ -57,7 +57,7 @@ class Sandbox(Named):
         clock = clock or SystemClock()
         self._made, self._info, self._ownership = made, made.info, made.ownership
         self._launcher = made.launched.launcher
-        self._release_error: SandboxError | None = None
+        self._release_error: Exception | None = None
         self._changing = threading.Lock()  # of its network: one log and change at a time
         info = made.info
         self._started_s = time.time()
@@ -363,17 +363,19 @@ class Sandbox(Named):
 
     def _release(self) -> None:
         """The channel's last act: however the sandbox ended, it leaves nothing behind."""
-        refused = self._refused()
+        refused: Mapping[str, int | None] = {"refused": None}  # nobody could count it
         try:
-            with translated(f"removing sandbox {self.id}", sandbox_id=self.id):
-                self._ownership.release(self._launcher)
-        except SandboxError as error:
+            with translated(f"removing sandbox {self.id}", sandbox_id=self.id), ExitStack() as steps:
+                steps.callback(self._ownership.release, self._launcher)
+                refused = self._refused()
+        except Exception as error:
             self._release_error = error
         finally:
             gone = self._life.gone() or SandboxGone("it has ended", reason="lost", sandbox_id=self.id)
-            self._made.log.note("end", reason=gone.reason, **refused)
-            self._life.close()
-            sandboxes.remove(self._made.order.state_dir, self.id, gone)
+            with ExitStack() as steps:  # last in, first out; each is taken whatever the one before it raises
+                steps.callback(sandboxes.remove, self._made.order.state_dir, self.id, gone)
+                steps.callback(self._life.close)
+                self._made.log.note("end", reason=gone.reason, **refused)
 
     def _refused(self) -> dict[str, int]:
         """What the audit log says at the end: all attempts, and those that have no line of their own."""

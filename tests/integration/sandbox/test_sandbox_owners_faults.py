@@ -2,10 +2,14 @@
 
 import errno
 import os
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from sandbox import Sandbox, plumbing
+from sandbox.audit import check_integrity
+from sandbox.audit_log import entries
 from sandbox.errors import CapacityError, SandboxError
 from sandbox.wire import TerminalSize
 
@@ -41,3 +45,22 @@ def test_a_fault_of_the_owners_is_one_commands_end(box: Sandbox, monkeypatch: py
         command.wait()
     other.send_stdin("alive\n")
     assert other.wait().stdout == "alive\n"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), MemoryError()])
+def test_a_sandbox_whose_refusals_cannot_be_counted_ends_in_full(
+    create, state_dir: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    box = create()
+
+    def refused() -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(box._ownership, "refused", refused)
+    with pytest.raises(CapacityError if isinstance(error, OSError) else MemoryError):
+        box.kill()
+    audit = check_integrity(state_dir)
+    assert (audit.live, audit.leftovers) == ((), ())
+    (end,) = [each for each in entries(state_dir) if (each["sandbox"], each["deed"]) == (box.id, "end")]
+    assert (end["reason"], end["refused"]) == ("killed", None)
+    box._release_error = None  # which the fixture's kill would raise again
