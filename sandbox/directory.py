@@ -23,6 +23,7 @@ from sandbox.errors import (
     AuthError,
     GoneReason,
     InvalidArgument,
+    SandboxError,
     SandboxGone,
     SandboxNotFound,
     UnsupportedError,
@@ -294,11 +295,12 @@ def _reason(text: object) -> GoneReason:
 
 
 def _ask_for_all(owner: ProcessKey, ids: Sequence[str], state_dir: Path) -> list[SandboxStatus]:
-    """Those whose owner does not answer are told by their ids alone."""
+    """Those whose owner does not answer, or with an error (it is busy, or of another version), are told by
+    their ids alone."""
     try:
         answer = ask(owner, {"do": "list", "state_dir": str(state_dir)})
         return [status_of(each) for each in answer]
-    except (UnsupportedError, AuthError, ValueError, TypeError):
+    except (SandboxError, ValueError, TypeError):
         return [SandboxStatus(each, owner.pid) for each in ids]
 
 

@@ -1,5 +1,7 @@
 """Sandboxes of one process by id, without any real one."""
 
+import os
+import signal
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +12,10 @@ from hypothesis import strategies as st
 
 from sandbox import directory
 from sandbox.directory import Directory
-from sandbox.errors import SandboxGone, SandboxNotFound
+from sandbox.door import Door
+from sandbox.errors import CapacityError, SandboxError, SandboxGone, SandboxNotFound
+from sandbox.journal import Journal, Record
+from sandbox.processes import boot_id, find_process
 from sandbox.status import SandboxStatus, at, status_of
 
 STATE = Path("/state")
@@ -86,6 +91,38 @@ def test_a_list_leaves_out_what_ends_meanwhile(known: "Directory[Box]", tmp_path
     assert known.list(labels={"a": "1", "b": "2"}, state_dir=tmp_path)
     assert known.list(labels={"a": "2"}, state_dir=tmp_path) == ()
     assert known.list(labels={"c": ""}, state_dir=tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    "error", [CapacityError("as many as it can"), SandboxError("no request that is understood"), None]
+)
+def test_an_owner_that_answers_with_an_error_is_listed_by_id(tmp_path: Path, error: SandboxError | None):
+    """None: with what is no answer."""
+    is_open, opened = os.pipe()
+    if (owner := os.fork()) == 0:
+
+        def answer(request, has_left, tell) -> str:
+            if error is not None:
+                raise error
+            return "none"
+
+        try:
+            Door(answer).open()
+            os.write(opened, b"x")
+            signal.pause()
+        finally:
+            os._exit(2)
+    try:
+        assert os.read(is_open, 1) == b"x"
+        key = find_process(owner)
+        assert key is not None
+        Journal(tmp_path).write(Record(ID, key, boot_id(), "function", cgroups=()))
+        assert Directory[Box]().list(state_dir=tmp_path) == (SandboxStatus(ID, owner),)
+    finally:
+        os.kill(owner, signal.SIGKILL)
+        os.waitpid(owner, 0)
+        os.close(is_open)
+        os.close(opened)
 
 
 def test_only_so_many_ended_ones_are_remembered(known: "Directory[Box]", monkeypatch: pytest.MonkeyPatch):
