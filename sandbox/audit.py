@@ -2,11 +2,10 @@
 
 A sandbox ends with its owner: its init sees the control socket close. What may stay behind after a kill -9
 are cgroups, the journal entry and, for a moment or if the kernel is slow, processes. `sweep` removes all of
-it.
+it. Mounts are made in a sandbox's own namespace, or in none, so none of the host's table is ours.
 """
 
 import os
-import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
@@ -26,7 +25,7 @@ from sandbox.processes import ProcessKey, boot_id, command_line, command_lines, 
 from sandbox.substrates.container import RUNTIMES
 from sandbox.undisturbed import undisturbed_call
 
-LeftoverKind = Literal["process", "cgroup", "mount", "directory", "record", "link", "profile", "loop"]
+LeftoverKind = Literal["process", "cgroup", "directory", "record", "link", "profile", "loop"]
 _KILL_PATIENCE_S = 5.0
 # What a sandbox's launcher is, one after the other, and init.
 _PROGRAMS = frozenset({INIT_BINARY.name, Path(images.INIT_AT).name, "bwrap", *RUNTIMES})
@@ -34,8 +33,7 @@ _PROGRAMS = frozenset({INIT_BINARY.name, Path(images.INIT_AT).name, "bwrap", *RU
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """One thing without an owner. `name` is a pid, a path, a mount point or a device's; `sandbox_id` may be
-    unknown."""
+    """One thing without an owner. `name` is a pid, a path or a device's; `sandbox_id` may be unknown."""
 
     kind: LeftoverKind
     name: str
@@ -58,7 +56,7 @@ class Audit:
 
 @undisturbed_call
 def check_integrity(state_dir: Path | str | None = None) -> Audit:
-    """Looks at journal, processes, cgroups, mounts, links and directories; changes nothing. Milliseconds."""
+    """Looks at journal, processes, cgroups, links and directories; changes nothing. Milliseconds."""
     state = chosen_state_dir(state_dir)
     # Groups, layers and profiles before records: a sandbox that is being made has its record first.
     profiles = LoadedProfiles(state).users()
@@ -66,7 +64,7 @@ def check_integrity(state_dir: Path | str | None = None) -> Audit:
     groups = cgroups.list_groups(cgroups.mount_roots(), cgroups.state_key(state))
     records = Journal(state).records()
     dead = [record for record in records if not _has_owner(record)]
-    found = [*_processes(dead), *_groups(groups, records, dead), *_mounts()]
+    found = [*_processes(dead), *_groups(groups, records, dead)]
     found += [*_links(state, dead), *_drafts(state)]
     found += _profiles(profiles, {record.id for record in records if record not in dead})
     found += [Leftover("record", record.id, record.id) for record in dead]
@@ -99,8 +97,6 @@ def sweep(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
     _kill_all(each.process for each in by_kind.get("process", ()) if each.process is not None)
     for each in by_kind.get("cgroup", ()):
         cgroups.remove_group(Path(each.name))
-    for each in by_kind.get("mount", ()):
-        subprocess.run(["umount", "--lazy", each.name], capture_output=True, check=False)
     for each in by_kind.get("link", ()):
         links.delete_host_end(each.name)
     for each in by_kind.get("profile", ()):
@@ -166,14 +162,6 @@ def _groups(groups: Iterable[Path], records: Iterable[Record], dead: Iterable[Re
     for path in groups:
         if (path.name in ownerless or path.name not in known) and path.exists():
             yield Leftover("cgroup", str(path), path.name)
-
-
-def _mounts() -> Iterator[Leftover]:
-    """Mounts are made in the sandbox's own namespace, so there never is one here; this shows it."""
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        source, target, kind, *_ = line.split(" ")
-        if source == "dockyard" and kind in ("overlay", "tmpfs"):
-            yield Leftover("mount", target)
 
 
 def _links(state: Path, dead: Iterable[Record]) -> Iterator[Leftover]:

@@ -101,3 +101,16 @@ def test_a_record_that_was_none_when_it_was_looked_at_stays(tmp_path: Path, monk
         patches.setattr(audit, "leftovers", lambda state: found)
         sweep(tmp_path)
     assert audit.check_integrity(tmp_path).live == ("sbx-live",)
+
+
+def test_a_mount_of_the_administrators_that_is_called_dockyard_stays(tmp_path: Path):
+    place = tmp_path / "a place"
+    place.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=4k", "dockyard", str(place)]
+    if subprocess.run(words, capture_output=True, check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        assert sweep(tmp_path) == ()
+        assert place.is_mount()
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
