@@ -5,20 +5,22 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from protocol.errors import DockyardError
 from protocol.ids import new_id
 from sandbox import cgroups
-from sandbox.capability import Capability, Status
+from sandbox.capability import Capability, Status, finding
 from sandbox.cpu_bound import cpu_bound
 from sandbox.doctor_egress import probe_egress, probe_routing
 from sandbox.guard.node import missing as missing_guard
 from sandbox.guard.node import shared_guard
 from sandbox.helper import hierarchies_of, shared_helper
 from sandbox.layers.choice import choose
-from sandbox.limits import Asked, LimitName, settle
+from sandbox.limits import Asked, LimitName, Limits, settle
+from sandbox.ownership import Ownership
 from sandbox.places import INIT_BINARY, chosen_state_dir, default_toolkit
 from sandbox.policy import apparmor, apparmor_profiles, landlock
 from sandbox.programs import run_program
@@ -38,8 +40,8 @@ _OTHER_RUNTIMES = ("youki", "runsc", "kata-runtime")
 def probe(
     *, state_dir: Path | str | None = None, toolkit: Path | str | None = None
 ) -> tuple[Capability, ...]:
-    """Tries everything; about half a second. Leaves nothing behind and raises nothing: what fails is a
-    finding.
+    """Tries everything; about half a second. Leaves nothing behind and raises nothing (InvalidArgument for
+    what is no path): what fails is a finding.
 
     enforced: seen to work. degraded: works, with less. missing: not there, or refused by this host.
     unverified: could not be tried, since something that it needs is missing.
@@ -50,7 +52,7 @@ def probe(
     lacking = [each.name for each in needed if each.status != "enforced"]
     return (
         *needed,
-        *_helper(state),
+        *(() if os.geteuid() == 0 else (_helper(state),)),
         _user_namespaces(),
         _overlay(),
         _disk_layer(state),
@@ -69,6 +71,7 @@ def probe(
     )
 
 
+@finding("static init")
 def _static_init() -> Capability:
     cost, fix = "no sandbox can start", "make setup, or python -m sandbox.native.build"
     if not INIT_BINARY.is_file():
@@ -79,6 +82,7 @@ def _static_init() -> Capability:
     return Capability("static init", "enforced", f"{INIT_BINARY.stat().st_size >> 10} KiB, runs")
 
 
+@finding("toolkit")
 def _toolkit(toolkit: Path) -> Capability:
     cost, fix = "no sandbox can start", f"make setup, or python -m sandbox.toolkit --into {toolkit}"
     done = _run([str(toolkit / "bin" / "python3"), "-I", "-c", "import sys, pytest; print(sys.version)"])
@@ -87,20 +91,19 @@ def _toolkit(toolkit: Path) -> Capability:
     return Capability("toolkit", "enforced", f"Python {done.stdout.split()[0]} with pytest at {toolkit}")
 
 
-def _helper(state: Path) -> tuple[Capability, ...]:
+@finding("helper")
+def _helper(state: Path) -> Capability:
     """Asks it for a state's cgroups. Root needs none."""
-    if os.geteuid() == 0:
-        return ()
     cost = "no cgroups, no ids of their own and no network for this user's sandboxes"
     fix = f"as root: dockyard node helper --user {os.geteuid()}"
     try:
         found = shared_helper(state)
         detail = "" if found is None else f"it handed over {len(found.hierarchies())} trees of cgroups"
     except DockyardError as error:
-        return (Capability("helper", "missing", error.message, cost, fix),)
+        return Capability("helper", "missing", error.message, cost, fix)
     if not detail:
-        return (Capability("helper", "missing", "root runs none for this user", cost, fix),)
-    return (Capability("helper", "enforced", detail),)
+        return Capability("helper", "missing", "root runs none for this user", cost, fix)
+    return Capability("helper", "enforced", detail)
 
 
 def _hierarchies(state: Path) -> tuple[cgroups.Hierarchy, ...]:
@@ -111,6 +114,7 @@ def _hierarchies(state: Path) -> tuple[cgroups.Hierarchy, ...]:
         return ()
 
 
+@finding("user namespaces")
 def _user_namespaces() -> Capability:
     done = _run(["unshare", "--user", "--map-root-user", "true"])
     if done is not None and done.returncode == 0:
@@ -124,6 +128,7 @@ def _user_namespaces() -> Capability:
     )
 
 
+@finding("overlay")
 def _overlay() -> Capability:
     """Has launch mount a root as it does for a sandbox, and become `true`."""
     cost, fix = (
@@ -141,6 +146,7 @@ def _overlay() -> Capability:
     return Capability("overlay", "missing", _reason(done), cost, fix)
 
 
+@finding("layer on disk")
 def _disk_layer(state: Path) -> Capability:
     """Makes one, and fills it where that shows whether it has a limit."""
     title = "layer on disk"
@@ -157,6 +163,7 @@ def _disk_layer(state: Path) -> Capability:
     return Capability(title, "enforced", what[kind])
 
 
+@finding("landlock")
 def _landlock() -> Capability:
     """Has init confine itself to a directory, as the first process of each sandbox does."""
     fix = "use Linux 5.13 or later, with `landlock` in the `lsm=` list of its command line"
@@ -176,6 +183,7 @@ def _landlock() -> Capability:
     return Capability("landlock", "enforced", detail)
 
 
+@finding("apparmor")
 def _apparmor() -> Capability:
     """Loads a profile and removes it."""
     cost = "policies with protected or hidden places are refused, and one mechanism fewer holds the others"
@@ -192,6 +200,7 @@ def _apparmor() -> Capability:
     return Capability("apparmor", "enforced", "a profile was loaded and removed")
 
 
+@finding("guard")
 def _guard(state: Path) -> Capability:
     """Has a program in a sealed cgroup signal this process, which is outside of it."""
     cost = "one mechanism fewer; nothing else refuses what has the kernel load modules"
@@ -200,25 +209,23 @@ def _guard(state: Path) -> Capability:
     if (guard := shared_guard()) is None or unified is None:
         reason = missing_guard() or "no cgroups of version 2 that this process may make groups of"
         return Capability("guard", "missing", reason, cost, fix)
-    key = cgroups.state_key(state)
-    (planned,) = cgroups.plan_groups([unified], key, new_id("sbx"))
-    groups, sealed = cgroups.Groups([planned]), 0
     try:
-        groups.create(settle(Asked(), frozenset[LimitName]({"cpu", "memory", "pids", "disk"})))
-        sealed = guard.seal(planned.path)
-        _run(["sh", "-c", f"echo $$ > {planned.path}/cgroup.procs && kill -0 {os.getpid()}"])
-        refused = guard.refused(sealed).get(Attempt("signal"), 0)
+        with _owned_groups(state, [unified]) as (groups, _):
+            (group,) = groups.paths
+            sealed = guard.seal(group)
+            try:
+                _run(["sh", "-c", f"echo $$ > {group}/cgroup.procs && kill -0 {os.getpid()}"])
+                refused = guard.refused(sealed).get(Attempt("signal"), 0)
+            finally:
+                guard.forget(sealed)
     except (DockyardError, OSError) as error:
         return Capability("guard", "missing", str(error), cost, fix)
-    finally:
-        groups.remove()
-        guard.forget(sealed)
-        cgroups.remove_empty_parents([unified.root], key)
     if not refused:
         return Capability("guard", "missing", "the kernel did not ask it", cost, fix)
     return Capability("guard", "enforced", "a signal out of a sealed cgroup was refused by the kernel")
 
 
+@finding("bubblewrap")
 def _bubblewrap() -> Capability:
     done = _run(["bwrap", "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "true"])
     if done is not None and done.returncode == 0:
@@ -232,6 +239,7 @@ def _bubblewrap() -> Capability:
     )
 
 
+@finding("{}")
 def _oci_runtime(name: str) -> Capability:
     done = _run([name, "--version"])
     if done is not None and done.returncode == 0:
@@ -256,6 +264,7 @@ def _other_runtime(name: str) -> Capability:
     )
 
 
+@finding("cgroup {}")
 def _cgroup(name: cgroups.Controller, state: Path) -> Capability:
     """Makes a group with a limit and reads the limit back."""
     cost = {
@@ -268,28 +277,38 @@ def _cgroup(name: cgroups.Controller, state: Path) -> Capability:
     hierarchy = next((each for each in _hierarchies(state) if name in each.controllers), None)
     if hierarchy is None:
         return Capability(f"cgroup {name}", status, "no writable hierarchy has this controller", cost, fix)
-    key = cgroups.state_key(state)
-    planned = cgroups.plan_groups([hierarchy], key, new_id("sbx"))
-    groups = cgroups.Groups(planned)
-    everything = frozenset[LimitName]({"cpu", "memory", "pids", "disk"})
-    limits = settle(Asked(), everything, most_cpus=cpu_bound([hierarchy], key))
     try:
-        groups.create(limits)
-        wrong = [
-            file
-            for file, value in cgroups.settings(hierarchy, limits)
-            if not _holds(planned[0].path / file, value)
-        ]
+        with _owned_groups(state, [hierarchy]) as (groups, limits):
+            (group,) = groups.paths
+            settings = cgroups.settings(hierarchy, limits)
+            wrong = [file for file, value in settings if not _holds(group / file, value)]
     except DockyardError as error:
         return Capability(f"cgroup {name}", status, str(error), cost, fix)
-    finally:
-        groups.remove()
-        cgroups.remove_empty_parents([hierarchy.root], key)
     if wrong:
         return Capability(f"cgroup {name}", status, f"the kernel did not take {', '.join(wrong)}", cost, fix)
     return Capability(f"cgroup {name}", "enforced", f"version {hierarchy.version} at {hierarchy.root}")
 
 
+@contextmanager
+def _owned_groups(
+    state: Path, hierarchies: Sequence[cgroups.Hierarchy]
+) -> Generator[tuple[cgroups.Groups, Limits]]:
+    """Groups with the default limits, in the journal as a sandbox's are: a sweep beside this would take them
+    for leftovers. Raises CapacityError, OSError."""
+    name, key = new_id("sbx"), cgroups.state_key(state)
+    everything = frozenset[LimitName]({"cpu", "memory", "pids", "disk"})
+    limits = settle(Asked(), everything, most_cpus=cpu_bound(hierarchies, key))
+    planned = cgroups.plan_groups(hierarchies, key, name)
+    owned = Ownership(name, state_dir=state, substrate="doctor", groups=planned, all_hierarchies=False)
+    try:
+        owned.create(limits)
+        owned.limit(limits)
+        yield owned.groups, limits
+    finally:
+        owned.release(None)
+
+
+@finding("socket memory")
 def _socket_memory(state: Path) -> Capability:
     """Never whole: the kernel counts buffers of data, but not every queue of a socket."""
     title, hierarchies = "socket memory", _hierarchies(state)
@@ -314,6 +333,7 @@ def _holds(path: Path, value: str) -> bool:
     return not path.exists() or path.read_text().strip() == value
 
 
+@finding("substrate {}")
 def _substrate(name: SubstrateName, state: Path, toolkit: Path, lacking: Sequence[str]) -> Capability:
     """Makes a sandbox and runs a command in it."""
     title, cost = f"substrate {name}", f"no sandboxes with substrate='{name}'"
@@ -332,6 +352,7 @@ def _substrate(name: SubstrateName, state: Path, toolkit: Path, lacking: Sequenc
     return Capability(title, "enforced", "a sandbox was made, ran a command and was removed")
 
 
+@finding("pause and snapshots")
 def _pausing(state: Path, toolkit: Path, lacking: Sequence[str]) -> Capability:
     """Pauses a sandbox, and keeps what it has written."""
     title, cost = "pause and snapshots", "pause, snapshot and fork_fs are refused"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from protocol.errors import DockyardError
-from sandbox.capability import Capability
+from sandbox.capability import Capability, finding
 from sandbox.egress import namespaces, service
 from sandbox.egress.forwarding import switched_off
 from sandbox.egress.helped import Uplink
@@ -29,6 +29,7 @@ _KERNEL = "use Linux 6.6 or later with BPF, and cgroups of version 2 mounted (be
 _TITLE, _COST = "egress policy", "sandboxes with a network are refused; network='none' needs nothing of it"
 
 
+@finding("egress policy")
 def probe_egress(state: Path, toolkit: Path, lacking: Sequence[str]) -> Capability:
     """Connects a sandbox, to a network made for this where that is possible, and has it try an allowed and
     another address."""
@@ -85,6 +86,7 @@ def _try_both(state: Path, toolkit: Path, egress: Uplink | None, patience_s: flo
         return [int(word) for word in sandbox.commands.run(words, timeout_s=2 * _PATIENCE_S).stdout.split()]
 
 
+@finding("egress routing")
 def probe_routing() -> Capability:
     """Whether this machine passes on what sandboxes send: it does not change that by itself."""
     title, off = "egress routing", list(switched_off().values())

@@ -87,6 +87,9 @@ def remove_tree(root: Path) -> None:
     """Removes a tree of this user's with its read-only directories, however deep. What does not go stays,
     without a word: whoever counts what is left finds it."""
     with suppress(OSError):
+        root.rmdir()  # an empty one, which takes no descriptor
+        return
+    with suppress(OSError):
         _flatten(root)
     for directory, _, _ in os.walk(root):
         with suppress(OSError):

@@ -2,12 +2,14 @@
 
 import os
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from sandbox import Sandbox
-from sandbox.audit import check_integrity
+from sandbox import Sandbox, doctor
+from sandbox.audit import Leftover, check_integrity, sweep
 from sandbox.doctor import probe
 from sandbox.elf import read_dynamic, replace_run_path
 from sandbox.errors import UnsupportedError
@@ -48,6 +50,54 @@ def test_the_doctor_finds_no_tool_on_an_empty_path(
 def test_capabilities_are_the_doctors(state_dir: Path, toolkit: Path):
     names = {each.name for each in Sandbox.capabilities(state_dir=state_dir, toolkit=toolkit)}
     assert {"user namespaces", "cgroup memory", "overlay"} <= names
+
+
+_IN_WANT = """
+import os, resource, signal, sys
+from pathlib import Path
+from sandbox.doctor import probe
+if sys.argv[1] == "SIGCHLD":
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+else:
+    held = [os.open("/", os.O_RDONLY) for _ in range(20)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + int(sys.argv[1]), hard))
+for each in probe(state_dir=Path(sys.argv[2]), toolkit=Path(sys.argv[3])):
+    print(each.name, each.status, sep=": ")
+"""
+
+
+@pytest.mark.parametrize("want", ["SIGCHLD", "0", "3", "9"])
+def test_the_doctor_raises_nothing_whatever_its_process_lacks(toolkit: Path, tmp_path: Path, want: str):
+    """0, 3 and 9: descriptors that are left."""
+    words = [sys.executable, "-c", _IN_WANT, want, str(tmp_path), str(toolkit)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) > 15
+    assert "substrate function: enforced" not in done.stdout.splitlines()
+    audit = check_integrity(tmp_path)
+    assert (audit.live, audit.leftovers) == ((), ())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="cgroups need root")
+def test_a_sweep_beside_the_doctor_takes_nothing_away(state_dir: Path):
+    taken: list[Leftover] = []
+    is_over = threading.Event()
+
+    def sweep_on() -> None:
+        while not is_over.is_set():
+            taken.extend(sweep(state_dir))
+
+    sweeper = threading.Thread(target=sweep_on)
+    sweeper.start()
+    try:
+        found = [doctor._cgroup("pids", state_dir) for _ in range(30)]
+        found += [doctor._guard(state_dir) for _ in range(10)] if doctor.shared_guard() is not None else []
+    finally:
+        is_over.set()
+        sweeper.join()
+    assert taken == []
+    assert {each.status for each in found} == {"enforced"}
 
 
 def test_the_native_program_is_static_and_built_once(toolkit: Path):

@@ -100,10 +100,12 @@ def test_lines_are_whole_whoever_is_cut_short_beside_them(tmp_path: Path):
 
     unlucky = threading.Thread(target=be_cut_short)
     unlucky.start()
-    for number in range(300):
-        SandboxLog(tmp_path, "sbx-1").write("exec", number=number)
-    is_over.set()
-    unlucky.join()
+    try:
+        for number in range(300):
+            SandboxLog(tmp_path, "sbx-1").write("exec", number=number)
+    finally:
+        is_over.set()
+        unlucky.join()
     assert numbers(tmp_path) == list(range(-1, 300))
 
 

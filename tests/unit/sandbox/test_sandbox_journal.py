@@ -3,6 +3,7 @@
 import json
 import threading
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_records_that_come_and_go_are_never_strays(journal: Journal):
     is_over = threading.Event()
 
     def write() -> None:
-        for number in range(100_000):
+        for number in count():
             if is_over.is_set():
                 return
             journal.write(a_record(f"sbx-{number}"))
@@ -102,9 +103,11 @@ def test_records_that_come_and_go_are_never_strays(journal: Journal):
 
     writer = threading.Thread(target=write)
     writer.start()
-    found = [journal.strays() for _ in range(200)]
-    is_over.set()
-    writer.join()
+    try:
+        found = [journal.strays() for _ in range(200)]
+    finally:
+        is_over.set()
+        writer.join()
     assert not any(found)
 
 
