@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sandbox.errors import StartError, UnsupportedError
 from sandbox.programs import run_program
+from sandbox.texts import one_line
 
 _BPF_FLAGS = ("-O2", "-g", "-target", "bpf", "-Wall", "-Wextra", "-Werror")
 
@@ -18,7 +19,7 @@ def compile_to(target: Path, command: Sequence[str], name: str) -> None:
     done = run_program([*command, "-o", str(draft)])
     if done.returncode != 0:
         draft.unlink(missing_ok=True)
-        raise StartError(f"compiling {name} failed: {done.stderr.strip()}", phase="build")
+        raise StartError(f"compiling {name} failed: {one_line(done.stderr)}", phase="build")
     draft.replace(target)
 
 

@@ -66,7 +66,7 @@ class SandboxError(DockyardError):
     phase: str = ""
 
     def __init__(self, message: str, *, hint: str = "", sandbox_id: str = "") -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(_printable(message), hint=hint)
         self.sandbox_id = sandbox_id
         self.node = os.uname().nodename
 
@@ -320,6 +320,11 @@ def error_of(record: Mapping[str, Any]) -> SandboxError:
         known = record.get("reason") in get_args(GoneReason)
         error.reason = str(record["reason"]) if known else "lost"
     return error
+
+
+def _printable(message: str) -> str:
+    """Names in it may be a sandbox's: none begins a line, moves a terminal's cursor or is no Unicode."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in message)
 
 
 def is_shortage(error: OSError) -> bool:

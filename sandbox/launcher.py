@@ -18,6 +18,7 @@ from sandbox.nursery import Launcher, shared_nursery
 from sandbox.processes import ProcessKey, find_process
 from sandbox.sealed import sealed_copy
 from sandbox.substrates.base import LaunchPlan
+from sandbox.texts import one_line
 from sandbox.wire import FRAME_BYTES, WIRE_VERSION, Kind, decode
 
 HELLO_PATIENCE_S = 20.0
@@ -231,8 +232,7 @@ def _end(launcher: Launcher) -> None:
 
 
 def _read_failure(errors: int) -> str:
-    text = os.pread(errors, _FAILURE_BYTES, 0).decode("utf-8", "replace")
-    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    return one_line(os.pread(errors, _FAILURE_BYTES, 0).decode("utf-8", "replace"))
 
 
 @contextmanager

@@ -253,7 +253,7 @@ def _copy(source: Source, target: Path, max_bytes: int) -> tuple[int, int]:
         )  # fmt: skip
     if done.returncode == _TOO_DEEP:
         error = UnsafePath(
-            f"the layer of sandbox {source.sandbox_id} cannot be copied: {said!r}", path="/",
+            f"the layer of sandbox {source.sandbox_id} cannot be copied: {said}", path="/",
             number=errno.ENAMETOOLONG, hint="remove it in the sandbox", sandbox_id=source.sandbox_id,
         )  # fmt: skip
         error.blame = "agent"
@@ -261,11 +261,11 @@ def _copy(source: Source, target: Path, max_bytes: int) -> tuple[int, int]:
     free = shutil.disk_usage(target).free
     if done.returncode == _NO_ROOM:
         hint = f"{target.parents[2]} has {free >> 20} MiB free; delete snapshots or make room"
-        raise CapacityError(f"copying the layer: {said!r}", hint=hint, sandbox_id=source.sandbox_id)
+        raise CapacityError(f"copying the layer: {said}", hint=hint, sandbox_id=source.sandbox_id)
     if done.returncode == _FILE_LIMIT:
         hint = "raise `ulimit -f` of the process that owns the sandbox, or remove something in the sandbox"
-        raise CapacityError(f"copying the layer: {said!r}", hint=hint, sandbox_id=source.sandbox_id)
-    raise SandboxError(f"copying the layer: {said!r}", sandbox_id=source.sandbox_id)
+        raise CapacityError(f"copying the layer: {said}", hint=hint, sandbox_id=source.sandbox_id)
+    raise SandboxError(f"copying the layer: {said}", sandbox_id=source.sandbox_id)
 
 
 def _end_of(returncode: int) -> str:

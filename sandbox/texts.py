@@ -1,8 +1,13 @@
-"""Text that goes into a sandbox as bytes. What is refused is named by its field, and never shown: it may be a
-secret."""
+"""Text that goes into a sandbox as bytes, and what programs say. What is refused is named by its field, and
+never shown: it may be a secret."""
 
 from sandbox.arguments import check_type
 from sandbox.errors import InvalidArgument
+
+
+def one_line(text: str) -> str:
+    """What a program has said, as a part of a message."""
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def utf8(field: str, data: bytes | str) -> bytes:

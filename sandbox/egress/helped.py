@@ -29,6 +29,7 @@ from sandbox.privileged.addresses import Addresses
 from sandbox.privileged.denials import CONTROL_PORTS
 from sandbox.programs import run_program
 from sandbox.refusals import Attempt
+from sandbox.texts import one_line
 
 _PATIENCE_S = 20.0
 _log = logging.getLogger("dockyard.sandbox")
@@ -191,7 +192,7 @@ def _set_up_inside(pid: int, lines: list[str]) -> None:
     ]
     done = run_program(words, given="\n".join(lines), patience_s=_PATIENCE_S)
     if done.returncode != 0:
-        raise StartError(f"setting up a sandbox's network: {done.stderr.strip()}", phase="network")
+        raise StartError(f"setting up a sandbox's network: {one_line(done.stderr)}", phase="network")
 
 
 Uplink = Egress | HelpedEgress

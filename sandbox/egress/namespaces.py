@@ -12,6 +12,7 @@ from typing import TypeVar
 from protocol.threads import NoThread, TimelyThread
 from sandbox.errors import StartError, UnsupportedError
 from sandbox.programs import run_program
+from sandbox.texts import one_line
 
 T = TypeVar("T")
 
@@ -67,8 +68,7 @@ def configure(namespace: int, lines: list[str]) -> None:
     """Runs lines of `ip -batch` there: for worlds of tests, and trials. StartError when one fails."""
     done = run_in(namespace, lambda: run_ip(["-batch", "-"], "\n".join(lines)))
     if done.returncode != 0:
-        reason = "; ".join(line.strip() for line in done.stderr.splitlines())
-        raise StartError(f"making a sandbox's network: ip: {reason}", phase="network")
+        raise StartError(f"making a sandbox's network: ip: {one_line(done.stderr)}", phase="network")
 
 
 def check_tools() -> None:

@@ -23,6 +23,7 @@ from sandbox.layers.base import Layer, LayerSize
 from sandbox.places import make_folder
 from sandbox.pool import Pool
 from sandbox.programs import run_program
+from sandbox.texts import one_line
 
 _VERSION = 1  # of the template's form
 _INODE_BYTES, _BLOCK_BYTES, _FICLONE = 256, 4096, 0x40049409
@@ -138,7 +139,7 @@ def _template(directory: Path, size: LayerSize) -> Path:
         words = [*_FORMAT, "-N", str(size.inodes + _OWN_INODES), draft]
         done = run_program(words)
         if done.returncode != 0:
-            raise CapacityError(f"formatting a layer of {size.bytes >> 20} MiB: {done.stderr.strip()}")
+            raise CapacityError(f"formatting a layer of {size.bytes >> 20} MiB: {one_line(done.stderr)}")
         Path(draft).replace(path)
     finally:
         Path(draft).unlink(missing_ok=True)

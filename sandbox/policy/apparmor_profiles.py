@@ -17,6 +17,7 @@ from sandbox.errors import StartError
 from sandbox.places import make_folder
 from sandbox.policy.apparmor import Profile
 from sandbox.programs import run_program
+from sandbox.texts import one_line
 
 _PATIENCE_S = 60.0
 _LOADED = Path("/sys/kernel/security/apparmor/profiles")
@@ -86,4 +87,4 @@ def _is_loaded(name: str) -> bool:
 def _parser(action: str, text: str) -> None:
     done = run_program(["apparmor_parser", action, "--skip-cache"], given=text, patience_s=_PATIENCE_S)
     if done.returncode != 0:
-        raise StartError(f"apparmor_parser {action}: {done.stderr.strip()}", phase="policy")
+        raise StartError(f"apparmor_parser {action}: {one_line(done.stderr)}", phase="policy")

@@ -214,3 +214,9 @@ def test_asyncio_takes_none_of_them_for_its_own():
 
     with pytest.raises(RequestTimeout):
         asyncio.run(scene())
+
+
+def test_a_name_of_the_sandboxs_moves_no_cursor_and_begins_no_line():
+    error = FileMissing("a\x1b[2J\nERROR b\udcff ä: gone", path="a", number=2)
+    assert str(error) == r"a\x1b[2J\nERROR b\udcff ä: gone"
+    assert str(error_of(error.record())) == str(pickle.loads(pickle.dumps(error))) == str(error)
