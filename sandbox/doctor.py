@@ -377,7 +377,7 @@ def _run(words: Sequence[str], fds: Sequence[int] = ()) -> "subprocess.Completed
     """None when there is no such program, or it hangs."""
     try:
         return run_program(words, fds=fds, patience_s=_PATIENCE_S)
-    except (FileNotFoundError, PermissionError, subprocess.TimeoutExpired):
+    except (FileNotFoundError, PermissionError, TimeoutError):
         return None
 
 

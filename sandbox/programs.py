@@ -4,6 +4,7 @@
 kernel, in a process that ignores SIGCHLD, or a thread that waits for any child.
 """
 
+import errno
 import os
 import select
 import subprocess
@@ -19,7 +20,8 @@ def run_program(
     words: Sequence[str], *, given: str = "", fds: Sequence[int] = (), patience_s: float | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """`given` is its input; `fds` go along. Blocks until it has ended, and kills it when interrupted. OSError
-    where it cannot be started, TimeoutExpired, and UnsupportedError where nobody learns here how it ended."""
+    where it cannot be started, TimeoutError where that takes longer, and UnsupportedError where nobody learns
+    here how it ended."""
     with ExitStack() as on_end:
         streams: list[int] = []
         for content in (given.encode(), b"", b""):
@@ -47,7 +49,7 @@ def _await_end(pid: int, words: Sequence[str], patience_s: float | None) -> None
             ended = select.poll()
             ended.register(handle, select.POLLIN)
             if not ended.poll(None if patience_s is None else patience_s * 1e3):
-                raise subprocess.TimeoutExpired(words, patience_s or 0)
+                raise OSError(errno.ETIMEDOUT, f"{Path(words[0]).name} has not ended in {patience_s:g} s")
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     except (ChildProcessError, ProcessLookupError) as error:
         raise UnsupportedError(

@@ -51,23 +51,24 @@ class LoadedProfiles:
             (users / sandbox_id).touch()
 
     def release(self, sandbox_id: str) -> None:
-        """Of whichever profile it uses. Idempotent."""
+        """Of whichever profile it uses. Idempotent. StartError or OSError where it is not unloaded, which a
+        sweep tries again."""
         if not self._folder.is_dir():
             return
         with self._locked():
             for user in self._folder.glob(f"*/{sandbox_id}"):
-                user.unlink()
                 self._unload_unused(user.parent)
+                user.unlink()
+                with suppress(OSError):  # others use it
+                    user.parent.rmdir()
 
     def users(self) -> dict[str, set[str]]:
         """The sandboxes that use each profile."""
         return {each.name: {user.name for user in each.iterdir()} for each in self._folder.glob("*/")}
 
     def _unload_unused(self, users: Path) -> None:
-        with suppress(OSError):  # others use it
-            users.rmdir()
-            if _is_loaded(users.name):
-                _parser("--remove", f"profile {users.name} {{}}\n")
+        if len(list(users.iterdir())) == 1 and _is_loaded(users.name):
+            _parser("--remove", f"profile {users.name} {{}}\n")
 
     @contextmanager
     def _locked(self) -> Generator[None]:

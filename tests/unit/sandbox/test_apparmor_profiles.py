@@ -1,9 +1,11 @@
 """AppArmor's profiles as text, and who uses them. The guest of tests/vm loads them for real."""
 
+import errno
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import example, given, settings
@@ -137,4 +139,23 @@ def test_users_of_a_profile_that_has_gone_can_be_released(tmp_path: Path, kernel
     kernel.loaded.clear()
     kernel.list()
     profiles.release("sbx-before")
+    assert profiles.users() == {}
+
+
+def test_a_profile_that_was_not_unloaded_is_tried_again(
+    tmp_path: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+):
+    profiles, one = LoadedProfiles(tmp_path), profile("a")
+    profiles.acquire(one, "sbx-1")
+
+    def hang(action: str, text: str) -> NoReturn:
+        raise OSError(errno.ETIMEDOUT, "apparmor_parser has not ended in 60 s")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(apparmor_profiles, "_parser", hang)
+        with pytest.raises(TimeoutError):
+            profiles.release("sbx-1")
+    assert profiles.users() == {one.name: {"sbx-1"}}
+    profiles.release("sbx-1")
+    assert kernel.loaded == set()
     assert profiles.users() == {}
