@@ -171,11 +171,13 @@ class Connection:
     def close(self) -> None:
         """Stops the resolver's part and removes the entries: all is refused. The link is the caller's to
         remove. Idempotent; blocks for a moment."""
-        self._stop_names()
-        last = self.counts()
-        with self._lock:
-            self._last = last
-        self._services.fence.forget(self.id)
+        try:
+            self._stop_names()
+            last = self.counts()
+            with self._lock:
+                self._last = last
+        finally:
+            self._services.fence.forget(self.id)
 
     def _put(self, network: Network, learnt: dict[Prefix, dict[str, int]]) -> None:
         """These rules, and of the addresses of names those that are not the uplink's."""

@@ -123,20 +123,21 @@ class Fence:
         full; the old ones then hold."""
         with self._lock:
             self._check_open()
-            generation, before = next(self._generations), self._current.get(sandbox)
+            before = self._current.get(sandbox, (_NO_RULES, set[Prefix]()))
+            now = next(self._generations), set(table)
             try:
+                self._current[sandbox] = now
                 for prefix, ports in table.items():
-                    self._allow(sandbox, generation, prefix, ports)
-                self._write_identity(sandbox, generation)
-            except OSError:
+                    self._allow(sandbox, now[0], prefix, ports)
+                self._write_identity(sandbox, now[0])
+            except BaseException:
                 # Where this fails too, whoever looks for the new rules finds none, and refuses.
-                with suppress(OSError):
-                    self._write_identity(sandbox, before[0] if before is not None else _NO_RULES)
-                self._remove(sandbox, generation, table)
+                with suppress(OSError, MemoryError):
+                    self._write_identity(sandbox, before[0])
+                self._current[sandbox] = before
+                self._remove(sandbox, *now)
                 raise
-            self._current[sandbox] = (generation, set(table))
-            if before is not None:
-                self._remove(sandbox, *before)
+            self._remove(sandbox, *before)
 
     def extend(self, sandbox: int, prefix: Prefix, ports: tuple[Ports, ...]) -> None:
         """Adds or replaces one entry of the current rules."""
@@ -174,9 +175,14 @@ class Fence:
     def shut(self) -> None:
         """Refuses everything to every sandbox, for good: no rules are taken any more. Idempotent."""
         with self._lock:
-            self._is_shut = True
+            self._is_shut, errors = True, list[Exception]()
             for sandbox in () if self._closed else self._current:
-                self._shut_off(sandbox)
+                try:
+                    self._shut_off(sandbox)
+                except Exception as error:  # the others are to be shut all the same
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
     def shut_off(self, sandbox: int) -> None:
         """Refuses everything to one sandbox, until it has new rules. Idempotent."""
@@ -261,10 +267,7 @@ class Fence:
     def _shut_off(self, sandbox: int) -> None:
         try:
             self._write_identity(sandbox, _NO_RULES)
-        except (
-            OSError,
-            MemoryError,
-        ):  # its group has gone; or there is no memory, and without an entry nothing passes
+        except (OSError, MemoryError):  # its group has gone; or no memory, and what has no entry is refused
             if (link := self._links.get(sandbox)) is not None:
                 self._maps["links"].remove(struct.pack("=I", link.ifindex))
 
@@ -284,7 +287,7 @@ class Fence:
 
     def _remove(self, sandbox: int, generation: int, prefixes: Iterable[Prefix]) -> None:
         for prefix in prefixes:
-            with suppress(OSError):
+            with suppress(MemoryError):
                 self._maps["allowed"].remove(pack_allow_key(sandbox, generation, prefix))
 
 

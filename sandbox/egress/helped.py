@@ -19,7 +19,14 @@ from sandbox.egress.links import Link
 from sandbox.egress.namespaces import CAPABILITY, check_tools
 from sandbox.egress.resolver import Resolver
 from sandbox.egress.rules import own_prefixes
-from sandbox.egress.service import Egress, first_nameserver, follow_all, refusing, shared_egress
+from sandbox.egress.service import (
+    Egress,
+    check_own,
+    first_nameserver,
+    follow_all,
+    refusing,
+    shared_egress,
+)
 from sandbox.egress.trunk import HOST_MAC, NEXT_HOPS, Home
 from sandbox.errors import StartError, UnsupportedError
 from sandbox.forks import free, leave_in_children
@@ -52,16 +59,17 @@ class HelpedEgress:
                 capability=CAPABILITY,
                 hint="apt-get install util-linux",
             )
-        self.helper, self.clock = helper, clock or SystemClock()
+        self.helper, self.clock, self._maker = helper, clock or SystemClock(), os.getpid()
+        self._making = threading.Lock()  # the fence: nobody has one whose refusals nobody reads
         self._lock = threading.Lock()  # guards what follows
         self._connections: dict[int, Connection] = {}
         self._fence: Fence | None = None
-        self._failure = ""  # why nothing is let through any more
+        self._is_shut = False  # for good
         with ExitStack() as on_failure:
             self._addresses = Addresses()
             on_failure.callback(self._addresses.close)
             self.own = own_prefixes(self._addresses.current())
-            self.resolver = Resolver(lambda: None, nameserver or first_nameserver(), self.clock)
+            self.resolver = Resolver(lambda: None, nameserver or first_nameserver(), self.clock, self._shut)
             on_failure.callback(self.resolver.close)
             self.resolver.watch(self._addresses.fileno(), self._on_new_addresses)
             on_failure.pop_all()
@@ -78,10 +86,11 @@ class HelpedEgress:
     ) -> Connection:
         """Fences a sandbox's version 2 cgroup and gives the network namespace of a process, which is in a
         user namespace of this user's, a link; names are served on `listener`, a socket of that namespace,
-        which is taken over. Blocks for some twenty milliseconds. `disconnect` undoes it. CapacityError or
-        StartError."""
+        which is taken over. Blocks for some twenty milliseconds. `disconnect` undoes it. CapacityError,
+        StartError, and InvalidArgument as `Egress.connect`."""
         with ExitStack() as on_failure, refusing("connecting a sandbox to the network", name):
             on_failure.callback(listener.close)
+            check_own(self._maker)
             linked = self.helper.link(name, pid)
             fence = self._fence_of(linked.maps)
             sandbox = fence.guard(group)
@@ -99,15 +108,18 @@ class HelpedEgress:
         return connection
 
     def lacking_ways(self, networks: Iterable[Network]) -> tuple[str, ...]:
-        """As `Egress.lacking_ways`. OSError."""
+        """As `Egress.lacking_ways`."""
+        check_own(self._maker)
         if versions_beyond(networks, self.own):
             return lacking_ways(networks, self.own, switched_off())
         return ()
 
     def disconnect(self, connection: Connection) -> None:
         """Refuses everything; the link goes with what else the helper has for the sandbox. Idempotent."""
-        connection.close()
-        self._forget(connection.id)
+        try:
+            connection.close()
+        finally:
+            self._forget(connection.id)
 
     def close(self) -> None:
         """Idempotent."""
@@ -126,34 +138,39 @@ class HelpedEgress:
         """On the resolver's thread, as `Egress` has it; what is denied to all, the helper sees to."""
         try:
             self.own = own_prefixes(self._addresses.current())
+            with self._lock:
+                connections = list(self._connections.values())
+            follow_all(connections)
         except Exception as error:  # whatever it is: who does not know must not be open
+            self._shut()
             _log.error(
                 "sandboxes reach nothing any more, since this machine's addresses are unknown: %s", error
             )
-            with self._lock:
-                self._failure = f"this machine's addresses are unknown: {error}"
-                fence = self._fence
-            if fence is not None:  # its lock is taken before this object's elsewhere
-                fence.shut()
-            return
+
+    def _shut(self) -> None:
+        """Nothing is let through any more, nor by a fence that is just being made."""
         with self._lock:
-            connections = list(self._connections.values())
-        follow_all(connections)
+            self._is_shut, fence = True, self._fence
+        if fence is not None:  # its lock is taken before this object's elsewhere
+            fence.shut()
 
     def _fence_of(self, maps: dict[str, int]) -> Fence:
         """The maps are the same ones each time, the descriptors are not."""
-        with self._lock:
-            fence, is_new = self._fence, self._fence is None and not self._failure
-            if is_new:
-                self._fence = fence = Fence((), self._on_refusal, maps)
+        with self._making:
+            if (fence := self._fence) is None:
+                fence = Fence((), self._on_refusal, maps)
+                try:
+                    self.resolver.watch(fence.log_fileno(), fence.drain)
+                except BaseException:
+                    fence.close()
+                    raise
             else:
                 for fd in maps.values():
                     os.close(fd)
-            if self._failure:
-                raise OSError(errno.EIO, self._failure)
-            assert fence is not None
-        if is_new:  # the resolver's thread, which this waits for, takes the lock
-            self.resolver.watch(fence.log_fileno(), fence.drain)
+            with self._lock:  # which the resolver's thread takes, while it is waited for
+                self._fence = fence
+                if self._is_shut:
+                    raise OSError(errno.EIO, "this machine's addresses are unknown")
         return fence
 
     def _forget(self, sandbox: int) -> None:

@@ -14,8 +14,10 @@ import secrets
 import selectors
 import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -31,6 +33,7 @@ PATIENCE_NS = 4_000_000_000
 MAX_PENDING = 32  # queries of one sandbox at a time
 BURST, A_SECOND = 200, 50  # messages of one sandbox
 REST_NS = 200_000_000  # of a socket whose sandbox asks too much; the kernel drops what does not fit meanwhile
+_REST_S = 0.2  # of the thread, where a whole turn fails: the next one may
 LEAST_TTL_S, MOST_TTL_S = 5, 3600
 _log = logging.getLogger("dockyard.sandbox")
 _KINDS = (messages.A, messages.AAAA)
@@ -88,14 +91,21 @@ class _Query:
 class Resolver:
     """Thread-safe. `upstream` is asked for allowed names; None: nothing resolves."""
 
-    def __init__(self, enter: Callable[[], None], upstream: tuple[str, int] | None, clock: Clock) -> None:
-        """`enter` puts the resolver's thread in the uplink's namespace. OSError when it cannot."""
-        self._enter, self._upstream, self._clock = enter, upstream, clock
+    def __init__(
+        self,
+        enter: Callable[[], None],
+        upstream: tuple[str, int] | None,
+        clock: Clock,
+        on_loss: Callable[[], None],
+    ) -> None:
+        """`enter` puts the resolver's thread in the uplink's namespace. OSError when it cannot. `on_loss` is
+        called on the thread where that ends unasked: nobody hears of what it watched any more."""
+        self._enter, self._upstream, self._clock, self._on_loss = enter, upstream, clock, on_loss
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ, self._on_wake)
-        self._lock = threading.Lock()  # guards what follows
-        self._work: list[Callable[[], None]] = []
+        self._lock = threading.Lock()  # guards what follows, but that the thread takes work without it
+        self._work: deque[Callable[[], None]] = deque()
         self._closed = self._ended = False
         self._failure: OSError | None = None
         self._ready = threading.Event()
@@ -147,24 +157,16 @@ class Resolver:
             self._closed = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
-        for server in self._resting:
-            server.socket.close()
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):
-                key.fileobj.close()
         self._selector.close()
         os.close(self._wake)
 
     def leave(self) -> None:
         """In a child of a fork, which has not the thread. What is watched stays so, by the parent's."""
         is_closed, self._closed = self._closed, True
-        self._lock, self._work = threading.Lock(), []
+        self._lock, self._work = threading.Lock(), deque()
         if is_closed:
             return
-        sockets = [key.fileobj for key in self._selector.get_map().values()]
-        for each in (*sockets, *(server.socket for server in self._resting)):
-            if isinstance(each, socket.socket):
-                each.close()
+        self._close_sockets()
         self._selector.close()
         close_left(self._wake)
 
@@ -198,22 +200,39 @@ class Resolver:
             return
         finally:
             self._ready.set()
-        try:
+        with ExitStack() as at_end:  # the last one first, and each whatever another raises
+            at_end.callback(self._close_sockets)
+            at_end.callback(self._do_work)  # what was asked for before the end: nobody waits for ever
+            at_end.callback(self._end_work)
             while not self._closed:
                 self._take_turn()
-        finally:
-            with self._lock:
-                self._ended = True
-            self._on_wake()  # what was asked for before the end: nobody waits for ever
+
+    def _end_work(self) -> None:
+        with self._lock:
+            self._ended, is_lost = True, not self._closed
+        if is_lost:
+            self._on_loss()
+
+    def _close_sockets(self) -> None:
+        sockets = [key.fileobj for key in self._selector.get_map().values()]
+        for each in (*sockets, *(server.socket for server in self._resting)):
+            if isinstance(each, socket.socket):
+                each.close()
 
     def _take_turn(self) -> None:
-        """What goes wrong with one event, for want of memory say, is its own: all have this thread."""
-        for key, _ in self._selector.select(self._timeout_s()):
-            try:
-                cast("Callable[[], None]", key.data)()
-            except Exception:
-                _log.exception("a resolver of sandboxes goes on")
-        self._give_up_late()
+        """What goes wrong with one event, for want of memory say, is its own: all have this thread. What goes
+        wrong beside them is tried again."""
+        try:
+            self._do_work()
+            for key, _ in self._selector.select(self._timeout_s()):
+                try:
+                    cast("Callable[[], None]", key.data)()
+                except Exception:
+                    _report()
+            self._give_up_late()
+        except Exception:
+            _report()
+            time.sleep(_REST_S)
 
     def _timeout_s(self) -> float | None:
         first_ns = min(
@@ -224,18 +243,19 @@ class Resolver:
     def _on_wake(self) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        with self._lock:
-            work, self._work = self._work, []
-        for each in work:
-            each()
+
+    def _do_work(self) -> None:
+        """Each turn, whether it was woken or not: a wake may be lost in an error."""
+        while self._work:
+            self._work.popleft()()
 
     def _take(self, server: _Server) -> None:
         if server.socket.fileno() < 0:
             return  # ended by an event of this very round, as below
         for _ in range(_BATCH):
             if not self._has_token(server):
-                self._selector.unregister(server.socket)
                 self._resting[server] = self._clock.now_ns() + REST_NS
+                self._unregister(server.socket)
                 return
             try:
                 message, asker = server.socket.recvfrom(messages.MAX_MESSAGE_BYTES)
@@ -273,20 +293,20 @@ class Resolver:
         question = asked.question
         ident = secrets.randbelow(1 << 16)
         family = socket.AF_INET6 if ":" in upstream[0] else socket.AF_INET
-        sock: socket.socket | None = None
         try:
             sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            sock.connect(upstream)  # the kernel draws the port, and takes answers from nobody else
-            sock.send(messages.write_question(ident, question.name, question.type))
-        except (OSError, ValueError):
-            if sock is not None:
-                sock.close()
+        except OSError:
             _reply(server, asked, messages.SERVER_FAILED)
             return
         query = _Query(server, asked, ident, sock, self._clock.now_ns() + PATIENCE_NS)
-        self._queries.add(query)
-        server.pending.add(query)
-        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(query))
+        try:
+            sock.connect(upstream)  # the kernel draws the port, and takes answers from nobody else
+            self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(query))
+            self._queries.add(query)
+            server.pending.add(query)
+            sock.send(messages.write_question(ident, question.name, question.type))
+        except (OSError, ValueError, MemoryError):
+            self._finish(query, messages.SERVER_FAILED)
 
     def _hear(self, query: _Query) -> None:
         if query not in self._queries:
@@ -322,8 +342,9 @@ class Resolver:
         for query in [each for each in self._queries if each.deadline_ns <= now_ns]:
             self._finish(query, messages.SERVER_FAILED)
         for server in [each for each, until_ns in self._resting.items() if until_ns <= now_ns]:
+            with suppress(KeyError):  # it listens still
+                self._listen(server)
             del self._resting[server]
-            self._listen(server)
 
     def _finish(
         self, query: _Query, code: int, addresses: tuple[messages.Address, ...] = (), ttl_s: int = 0
@@ -334,17 +355,28 @@ class Resolver:
     def _forget(self, query: _Query) -> None:
         self._queries.discard(query)
         query.server.pending.discard(query)
-        self._selector.unregister(query.upstream)
+        self._unregister(query.upstream)
         query.upstream.close()
+
+    def _unregister(self, sock: socket.socket) -> None:
+        with suppress(KeyError):  # it could not be registered
+            self._selector.unregister(sock)
 
     def _end(self, server: _Server) -> None:
         if server.socket.fileno() < 0:
             return
-        for query in list(server.pending):
-            self._forget(query)
-        if self._resting.pop(server, None) is None:
-            self._selector.unregister(server.socket)
-        server.socket.close()
+        try:
+            while server.pending:
+                self._forget(next(iter(server.pending)))
+            self._resting.pop(server, None)
+            self._unregister(server.socket)
+        finally:
+            server.socket.close()
+
+
+def _report() -> None:
+    with suppress(Exception):  # for want of memory, too
+        _log.exception("a resolver of sandboxes goes on")
 
 
 def _reply(

@@ -80,7 +80,7 @@ class Egress:
         CapacityError where it lacks memory, threads or descriptors."""
         check()
         self.clock: Clock = clock or SystemClock()
-        self._is_parents = False
+        self._maker = os.getpid()
         self._lock = threading.Lock()  # guards what follows
         self._connections: dict[int, Connection] = {}
         with ExitStack() as on_failure, _enforcing():
@@ -94,7 +94,10 @@ class Egress:
             self._trunk = Trunk(self._uplink, cgroups.state_key(state_dir), self.fence.lead)
             on_failure.callback(self._trunk.close)
             self.resolver = Resolver(
-                lambda: namespaces.enter(self._uplink), nameserver or first_nameserver(), self.clock
+                lambda: namespaces.enter(self._uplink),
+                nameserver or first_nameserver(),
+                self.clock,
+                self.fence.shut,
             )
             on_failure.callback(self.resolver.close)
             self.resolver.watch(self.fence.log_fileno(), self.fence.drain)
@@ -109,7 +112,7 @@ class Egress:
         refused, then the rules are entered, then the link is opened. `disconnect` undoes it. CapacityError or
         StartError when any of it fails; the sandbox must then not start. InvalidArgument in a fork of the
         process that has made this."""
-        self._check_own()
+        check_own(self._maker)
         with ExitStack() as on_failure, refusing("connecting a sandbox to the network", name):
             sandbox = self.fence.guard(group)
             on_failure.callback(self.fence.forget, sandbox)
@@ -128,16 +131,18 @@ class Egress:
     def lacking_ways(self, networks: Iterable[Network]) -> tuple[str, ...]:
         """What sandboxes with these lack, since the uplink does not forward: it is looked at each time, since
         the machine may stop, too. OSError, and InvalidArgument as `connect`."""
-        self._check_own()
+        check_own(self._maker)
         if versions_beyond(networks, self.own):
             return lacking_ways(networks, self.own, namespaces.run_in(self._uplink, switched_off))
         return ()
 
     def disconnect(self, connection: Connection) -> None:
         """Refuses everything and removes the link. Idempotent; blocks for some ten milliseconds."""
-        connection.close()
-        self._forget(connection.id)
-        self._discard(connection.link)
+        try:
+            connection.close()
+        finally:
+            self._forget(connection.id)
+            self._discard(connection.link)
 
     def num_ready(self) -> int:
         """Links in stock."""
@@ -163,15 +168,9 @@ class Egress:
         os.close(self._uplink)
         self._uplink = -1
 
-    def _check_own(self) -> None:
-        if self._is_parents:
-            raise InvalidArgument(
-                "egress was made by the process that this one is a fork of", hint="make an Egress here"
-            )
-
     def leave(self) -> None:
         """In a child of a fork: links, programs and resolver are the parent's."""
-        self._lock, self._is_parents = threading.Lock(), True
+        self._lock = threading.Lock()
         for link in (*self._pool.leave(), *(each.link for each in self._connections.values())):
             link.let_go()
         self._connections = {}
@@ -194,15 +193,15 @@ class Egress:
         """On the resolver's thread. Who cannot be told what is this machine's reaches nothing any more."""
         try:
             self.fence.deny(self._look())
+            with self._lock:
+                connections = list(self._connections.values())
+            follow_all(connections)
         except Exception as error:  # whatever it is: who does not know must not be open
+            self.fence.shut()
             _log.error(
                 "sandboxes reach nothing any more, since this machine's addresses are unknown: %s", error
             )
-            self.fence.shut()
             return
-        with self._lock:
-            connections = list(self._connections.values())
-        follow_all(connections)
         try:
             self._trunk.renew()
         except OSError as error:
@@ -266,6 +265,13 @@ def follow_all(connections: Iterable[Connection]) -> None:
             each.follow()
         except Exception as error:  # the others are to follow all the same
             _log.error("sandbox %s reaches nothing any more, since addresses changed: %s", each.name, error)
+
+
+def check_own(maker: int) -> None:
+    """InvalidArgument in a fork of that process, which has made an egress."""
+    if os.getpid() != maker:
+        words = "egress was made by the process that this one is a fork of"
+        raise InvalidArgument(words, hint="make one here, or leave it to `Sandbox.create`")
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class Trunk:
         self._taken: dict[Home, str] = {}  # and the device of each that has one
         self._free: deque[int] = deque()  # those that were in use last come last
         self._blocks: list[int] = []  # the first number of each
-        self._late: list[tuple[int, Home]] = []  # host ends that the kernel did not remove when it was asked
+        self._late: dict[Home, int] = {}  # host ends that the kernel did not remove when it was asked
         self._name = new_name()
         with ExitStack() as on_failure:
             self._far = new_namespace()
@@ -73,21 +73,24 @@ class Trunk:
     def take(self) -> Home:
         """Addresses that nobody has. CapacityError when none is left, OSError when the kernel refuses."""
         with self._lock:
-            late, self._late = self._late, []
-        for each in late:
-            self.remove(*each)
+            late = tuple(self._late.items())
+        for home, ifindex in late:
+            self.remove(ifindex, home)
         with self._lock:
             if not self._free:
                 self._free.extend(self._add_block())
-            home = Home(self._free.popleft())
+            home = Home(self._free[0])
             self._taken[home] = ""
+            self._free.popleft()  # now that it is somebody's
             return home
 
     def give_back(self, home: Home) -> None:
         """They are for others now. Idempotent."""
         with self._lock:
-            if self._taken.pop(home, None) is not None:
+            self._late.pop(home, None)
+            if home in self._taken:
                 self._free.append(home.number)
+                del self._taken[home]
 
     def remove(self, ifindex: int, home: Home) -> None:
         """Removes the host end of a link and gives its addresses back, once that is done. Idempotent, and
@@ -98,9 +101,9 @@ class Trunk:
                 return
         try:
             self._routing.remove(ifindex)  # for some ten milliseconds, in which others are made and removed
-        except OSError:
+        except (OSError, MemoryError):
             with self._lock:
-                self._late.append((ifindex, home))
+                self._late[home] = ifindex
         else:
             self.give_back(home)
 
@@ -130,10 +133,9 @@ class Trunk:
         """Idempotent."""
         with self._lock:
             if self.uplink >= 0:
-                late, self._late = self._late, []
                 self._let_go()  # and the kernel removes it with its other end, if this does not
-                for ifindex in (*(ifindex for ifindex, _ in late), self.ifindex):
-                    with suppress(OSError):
+                for ifindex in (*self._late.values(), self.ifindex):
+                    with suppress(OSError, MemoryError):
                         self._routing.remove(ifindex)
                 self._routing.close()
 

@@ -98,6 +98,36 @@ def _is_the_helpers_end(record: dict[str, str]) -> None:
     assert "start the helper again" in record["hint"]
 
 
+FORKED = (
+    BEGIN
+    + r"""
+from sandbox.egress.helped import HelpedEgress
+from sandbox.errors import InvalidArgument
+from sandbox.helper import shared_helper
+from sandbox.policy.presets import open_internet
+egress = HelpedEgress(shared_helper(state))
+def create():
+    return Sandbox.create(policy=open_internet(), egress=egress, state_dir=state, toolkit=toolkit)
+create().kill()
+if (child := os.fork()) == 0:
+    try:
+        create()
+    except InvalidArgument as error:
+        os._exit("a fork of" not in str(error))
+    finally:
+        os._exit(2)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+with create() as box:
+    print(json.dumps([code, box.commands.run("echo here").stdout.strip()]))
+"""
+)
+
+
+def test_a_helped_network_of_the_parents_is_no_childs(user: User, internet: Internet):
+    with user.helped(inside=internet):
+        assert user.run(FORKED, inside=internet) == [0, "here"]
+
+
 def test_a_helper_that_was_killed_leaves_nothing_to_the_next(user: User):
     with user.helped(ends_well=False) as helper, user.start(OWNER, user.state, "container") as owner:
         _, init = said(owner)

@@ -15,9 +15,10 @@ from thread_shortage import run_short
 
 from sandbox.egress import namespaces, rtnetlink
 from sandbox.egress.connection import Connection
+from sandbox.egress.fence import Fence
 from sandbox.egress.service import Egress
 from sandbox.egress.trunk import Trunk
-from sandbox.errors import CapacityError
+from sandbox.errors import CapacityError, StartError
 from sandbox.policy import presets
 from sandbox.privileged.addresses import Addresses
 
@@ -66,23 +67,26 @@ def test_networked_sandboxes_end_where_there_are_no_threads(
     assert world.devices() == ["lo"]
 
 
+@pytest.mark.parametrize("error", [MemoryError("no memory"), OSError(errno.ENOMEM, "no memory")])
 def test_a_link_that_the_kernel_did_not_remove_is_tried_again(
-    world: Internet, create, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+    world: Internet, create, state_dir: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ):
-    """Its address is nobody else's until then."""
+    """Its address is nobody else's until then, nor is it forgotten where the next try fails, too."""
     egress = Egress(state_dir, uplink=world.path, nameserver=NAMESERVER, num_spare=0)
 
     def refuse(self: rtnetlink.Routing, ifindex: int) -> None:
-        raise OSError(errno.ENOMEM, "no memory")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(rtnetlink.Routing, "remove", refuse)
-        create(policy=presets.open_internet(), egress=egress).kill()
-    (late,) = egress._trunk._taken
+        for _ in range(3):
+            create(policy=presets.open_internet(), egress=egress).kill()
+    late = {each.number for each in egress._trunk._taken}
+    assert len(late) == 3
     with create(policy=presets.open_internet(), egress=egress) as box:
         assert attempt(box, *BOTH)[0] == ["hello", "hello"]
         (now,) = egress._trunk._taken
-        assert now.number != late.number
+        assert now.number not in late
     egress.close()
     assert world.devices() == ["lo"]
 
@@ -203,6 +207,40 @@ def test_a_sandbox_whose_rules_find_no_memory_is_shut_and_the_others_follow(
     egress.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_who_is_followed_by_nobody_any_more_reaches_nothing(
+    world: Internet, create, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Where the resolver's thread ends, whatever becomes of one sandbox there."""
+    egress = Egress(state_dir, uplink=world.path, nameserver=NAMESERVER, num_spare=0)
+    boxes = [create(policy=presets.open_internet(), egress=egress) for _ in range(2)]
+    shut_off, failed = Fence._shut_off, list[int]()
+
+    def shut_off_or_fail(self: Fence, sandbox: int) -> None:
+        if not failed:
+            failed.append(sandbox)
+            raise MemoryError("no memory")
+        shut_off(self, sandbox)
+
+    def end() -> NoReturn:
+        raise SystemExit
+
+    monkeypatch.setattr(Fence, "_shut_off", shut_off_or_fail)
+    reader, writer = os.pipe()
+    egress.resolver.watch(reader, end)
+    os.write(writer, b"x")
+    egress.resolver._thread.join(10)
+    assert [attempt(box, BOTH[0])[0] for box in boxes] == [["hello"], ["EPERM"]]
+    with pytest.raises(StartError, match="the fence is shut"):
+        create(policy=presets.open_internet(), egress=egress)
+    for box in boxes:
+        box.kill()
+    egress.close()
+    assert world.devices() == ["lo"]
+    os.close(reader)
+    os.close(writer)
+
+
 def test_helped_networks_are_shut_while_refusals_are_read(user: User, world: Internet):
     """Each holds one lock and takes the other's, in the order of the other."""
     with user.helped(inside=world):
@@ -241,6 +279,37 @@ with Sandbox.create(policy=open_internet(), egress=egress, state_dir=Path(state)
     for each in threads:
         each.join(20)
     print(json.dumps("shut" if fence._is_shut and not any(each.is_alive() for each in threads) else "stuck"))
+"""
+
+
+def test_a_helped_network_whose_refusals_cannot_be_read_is_made_anew(user: User, world: Internet):
+    with user.helped(inside=world):
+        assert user.run(UNREAD, inside=world) == [True, True]
+
+
+UNREAD = """
+import errno, json, sys
+from pathlib import Path
+from sandbox import Sandbox
+from sandbox.egress.helped import HelpedEgress
+from sandbox.errors import CapacityError
+from sandbox.helper import shared_helper
+from sandbox.policy.presets import open_internet
+state, toolkit = sys.argv[1:]
+egress = HelpedEgress(shared_helper(Path(state)))
+def create():
+    return Sandbox.create(policy=open_internet(), egress=egress, state_dir=Path(state), toolkit=toolkit)
+def fail(fd, on_ready):
+    raise OSError(errno.ENOMEM, "no memory")
+egress.resolver.watch = fail
+try:
+    create()
+except CapacityError as error:
+    said = "no memory" in error.message
+del egress.resolver.watch
+with create():
+    is_read = egress.fence.log_fileno() in egress.resolver._selector.get_map()
+print(json.dumps([said, is_read]))
 """
 
 

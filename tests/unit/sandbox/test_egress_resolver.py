@@ -1,9 +1,12 @@
 """The resolver on this machine's loopback: whom it asks, what it believes, what it tells."""
 
+import errno
+import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address
+from typing import Any
 
 import pytest
 
@@ -52,7 +55,10 @@ class Bench:
         self.nameserver, self.sandbox, listener = a_socket(), a_socket(), a_socket()
         self.at = listener.getsockname()
         self.client = Client()
-        self.resolver = Resolver(lambda: None, self.nameserver.getsockname(), SystemClock())
+        self.losses: list[str] = []
+        self.resolver = Resolver(
+            lambda: None, self.nameserver.getsockname(), SystemClock(), lambda: self.losses.append("lost")
+        )
         self.stop: Callable[[], None] = self.resolver.serve(listener, self.client)
 
     def ask(self, name: str, ident: int = 7) -> None:
@@ -175,4 +181,82 @@ def test_one_that_cannot_enter_its_network_is_an_error():
         raise PermissionError("enter a network namespace")
 
     with pytest.raises(PermissionError):
-        Resolver(fail, None, SystemClock())
+        Resolver(fail, None, SystemClock(), lambda: None)
+
+
+def fail_once(place: object, name: str, error: Exception) -> list[object]:
+    """Has the next call of a method raise it; the list says whether it has."""
+    real, failed = getattr(place, name), list[object]()
+
+    def call(*args: Any) -> Any:
+        if not failed:
+            failed.append(args)
+            raise error
+        return real(*args)
+
+    setattr(place, name, call)
+    return failed
+
+
+@pytest.mark.parametrize("part", ["_selector.select", "_timeout_s", "_give_up_late", "_do_work"])
+def test_a_turn_that_fails_is_followed_by_the_next(bench: Bench, part: str):
+    """Beside the events of it, whose failures are their own."""
+    inner, _, name = part.rpartition(".")
+    place = getattr(bench.resolver, inner) if inner else bench.resolver
+    failed = fail_once(place, name, MemoryError("no memory"))
+    for _ in range(2):
+        bench.ask("example.org")
+        bench.answer(GOOD)
+        assert bench.hear() == (0, (GOOD,))
+    assert failed
+    assert not bench.losses
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "no memory"), MemoryError("no memory")])
+def test_a_query_whose_answer_nobody_can_hear_is_taken_back(bench: Bench, error: Exception):
+    failed = fail_once(bench.resolver._selector, "register", error)
+    bench.ask("example.org")
+    assert bench.hear() == (messages.SERVER_FAILED, ())
+    assert failed
+    assert not bench.resolver._queries
+    bench.ask("example.org")
+    bench.answer(GOOD)
+    assert bench.hear() == (0, (GOOD,))
+
+
+@pytest.mark.parametrize("part", ["register", "unregister"])
+def test_a_sandbox_that_asks_too_much_is_heard_again_whatever_fails_meanwhile(bench: Bench, part: str):
+    failed = fail_once(bench.resolver._selector, part, MemoryError("no memory"))
+    for _ in range(10 * BURST):  # it earns some meanwhile
+        was_heard_after = bool(failed)
+        bench.ask("example.com")
+        assert bench.sandbox.recv(512)[3] & 15 == messages.REFUSED
+        if was_heard_after:
+            return
+    raise AssertionError("it never asked too much")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whose_thread_ends_is_told_and_its_sockets_are_closed(bench: Bench):
+    def end() -> None:
+        raise SystemExit
+
+    reader, writer = os.pipe()
+    bench.resolver.watch(reader, end)
+    os.write(writer, b"x")
+    bench.resolver._thread.join(10)
+    assert bench.losses == ["lost"]
+    bench.sandbox.connect(bench.at)
+    bench.sandbox.send(b"x")
+    with pytest.raises(ConnectionRefusedError):  # or it would hold its network
+        bench.sandbox.recv(512)
+    with pytest.raises(OSError, match="the resolver has ended"):
+        bench.resolver.watch(reader, end)
+    bench.stop()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_an_end_that_was_asked_for_is_no_loss(bench: Bench):
+    bench.resolver.close()
+    assert not bench.losses

@@ -126,7 +126,7 @@ def test_a_door_goes_on_when_it_has_no_thread_for_an_answer(monkeypatch: pytest.
 def test_a_resolver_that_has_no_thread_leaves_nothing(shortage: pytest.MonkeyPatch):
     before = count_fds()
     with pytest.raises(BlockingIOError, match="for the resolver"):
-        Resolver(lambda: None, None, SystemClock())
+        Resolver(lambda: None, None, SystemClock(), lambda: None)
     assert count_fds() == before
     shortage.undo()
-    Resolver(lambda: None, None, SystemClock()).close()
+    Resolver(lambda: None, None, SystemClock(), lambda: None).close()
