@@ -29,6 +29,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     """A thread that a test has left would keep the interpreter for ever: it is shown, and the run fails."""
+    gc.unfreeze()  # the interpreter's own end goes through it
     assert sys.__stderr__ is not None
     faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
 
