@@ -6,6 +6,7 @@ waits for ever: a service's loop, with all that it serves.
 """
 
 import _thread
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -117,3 +118,10 @@ class TimelyThread(threading.Thread):
         if self._failure is None:
             return f"it was not up within {_UP_S:g} s"
         return str(self._failure) or type(self._failure).__name__
+
+
+def tell_error() -> None:
+    """Of the error that is being handled, as a thread tells that ends by one: for a thread that goes on."""
+    kind, value, trace = sys.exc_info()
+    if kind is not None:
+        threading.excepthook(threading.ExceptHookArgs((kind, value, trace, threading.current_thread())))

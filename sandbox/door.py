@@ -19,12 +19,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from protocol.threads import NoThread, TimelyThread
+from protocol.threads import NoThread, TimelyThread, tell_error
 from sandbox.errors import (
     AuthError,
     CapacityError,
@@ -98,18 +98,24 @@ class Door:
     def _serve(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, _ = listener.accept()
-            except OSError:  # no descriptor is free: whoever asks is told nothing, and may ask again
+                self._let_in(listener.accept()[0])
+            except (OSError, MemoryError):  # for want of a descriptor, or memory: whoever asks may ask again
                 time.sleep(_AGAIN_S)
-                continue
+            except Exception:
+                tell_error()
+                time.sleep(_AGAIN_S)
+
+    def _let_in(self, connection: socket.socket) -> None:
+        with ExitStack() as on_failure:
+            on_failure.callback(connection.close)
             close_in_children(connection)
             connection.settimeout(_REQUEST_PATIENCE_S)
             try:
                 _check_peer(connection)
                 self._room.take(connection, self._talk)
+                on_failure.pop_all()  # it is closed there
             except SandboxError as error:
-                with connection, suppress(OSError):
-                    connection.sendall(_packed({"error": error.record()}))
+                connection.sendall(_packed({"error": error.record()}))
 
     def _talk(self, connection: socket.socket) -> None:
         """On a thread of the connection's."""
@@ -142,13 +148,17 @@ class _Room:
 
     def take(self, connection: socket.socket, talk: Callable[[socket.socket], None]) -> None:
         """CapacityError where there is none; the connection is then the caller's."""
+        thread = TimelyThread(partial(self._run, connection, talk), name="dockyard-answer")
         if not self._free.acquire(blocking=False):
             raise CapacityError("the owner answers as many others as it can", hint="ask again")
         try:
-            TimelyThread(partial(self._run, connection, talk), name="dockyard-answer").start()
-        except NoThread as error:
-            self._free.release()
-            raise CapacityError(f"the owner has no thread left: {error}", hint="ask again") from error
+            thread.start()
+        except BaseException as error:
+            if not thread.has_begun:
+                self._free.release()
+            if isinstance(error, NoThread):
+                raise CapacityError(f"the owner has no thread left: {error}", hint="ask again") from error
+            raise
 
     def wait(self, patience_s: float) -> None:
         """Until nobody is in it any more, for so long at most."""

@@ -6,13 +6,14 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 
-from protocol.threads import NoThread, TimelyThread
+from protocol.threads import NoThread, TimelyThread, tell_error
 from sandbox.errors import CapacityError, StartError, is_shortage
 from sandbox.forks import close_in_children, free, leave_in_children
 from sandbox.memory_files import memory_file
@@ -21,6 +22,7 @@ _HEAD = struct.Struct("=IIii")  # ticket, verb or answer, and two numbers: struc
 _NAME = "-" * 40  # room for a sandbox's id, which a launch has in its arguments
 _PATIENCE_S = 20.0
 _SEND_PATIENCE_S = 5.0  # where as much is under way already as the kernel holds
+_AGAIN_S = 0.05  # until memory may be there again
 _TIME = struct.Struct("ll")  # struct timeval
 # For bubblewrap and the runtimes; a sandbox's commands never see it.
 _ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -198,8 +200,38 @@ class Nursery:
                 self._awaited.pop((ticket, said), None)
 
     def _listen(self) -> None:
-        while received := self._receive():
-            (ticket, said, value, _), fds = received
+        """Whatever ends it, all who wait are told, and whoever wants one starts another."""
+        try:
+            while self._hear():
+                pass
+        except Exception:
+            tell_error()
+        with self._lock:
+            self._is_gone = True
+            left, self._awaited = self._awaited, {}
+        for answer in left.values():
+            with suppress(MemoryError):  # the others are to hear of it
+                answer.set_exception(self._has_ended())
+        self._socket.close()
+        self._process.wait()
+
+    def _hear(self) -> bool:
+        """One answer, which for want of memory may be lost to whoever waits for it; False at the end."""
+        try:
+            if (received := self._receive()) is not None:
+                self._hand_on(*received)
+            return received is not None
+        except MemoryError:
+            time.sleep(_AGAIN_S)
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            time.sleep(_AGAIN_S)
+        return True
+
+    def _hand_on(self, head: tuple[int, int, int, int], fds: list[int]) -> None:
+        ticket, said, value, _ = head
+        try:
             with self._lock:
                 answer = self._awaited.pop((ticket, _Said(said)), None)
             if said == _Said.LENT:  # a descriptor, for which there may be no room here
@@ -208,15 +240,9 @@ class Nursery:
                 )
             if answer is not None:
                 answer.set_result(value)
+        finally:
             for fd in fds:
                 os.close(fd)
-        with self._lock:
-            self._is_gone, left = True, list(self._awaited.values())
-            self._awaited.clear()
-        for answer in left:
-            answer.set_exception(self._has_ended())
-        self._socket.close()
-        self._process.wait()
 
     def _receive(self) -> tuple[tuple[int, int, int, int], list[int]] | None:
         """What is said, and the descriptors that come with it; None at the end."""

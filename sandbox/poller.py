@@ -8,7 +8,6 @@ import errno
 import heapq
 import os
 import select
-import sys
 import threading
 import time
 from collections import deque
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from protocol.threads import NoThread, TimelyThread
+from protocol.threads import NoThread, TimelyThread, tell_error
 from sandbox.forks import leave_in_children
 from sandbox.missing_threads import shortage
 
@@ -173,7 +172,7 @@ class Poller:
             seat.has_turns = False
         except Exception:
             seat.has_turns = False
-            _tell()
+            tell_error()
         self._part(epoll, fd, seat, agenda, ends)
 
     def _part(self, epoll: select.epoll, fd: int, seat: "_Seat", agenda: "_Agenda", ends: "_Ends") -> None:
@@ -292,14 +291,7 @@ def _do(end: Callable[[], object]) -> None:
     try:
         end()
     except Exception:
-        _tell()
-
-
-def _tell() -> None:
-    """As of a thread that ends with it."""
-    kind, value, trace = sys.exc_info()
-    if kind is not None:
-        threading.excepthook(threading.ExceptHookArgs((kind, value, trace, threading.current_thread())))
+        tell_error()
 
 
 def _sooner(one_s: float | None, other_s: float | None) -> float | None:

@@ -35,8 +35,8 @@ class Pool(Generic[T]):
         with self._lock:
             if self._closed or self._filler is not None or len(self._stock) >= self._size:
                 return
-            filler = TimelyThread(self._fill, name="sandbox pool")
-            with suppress(NoThread):  # then nothing is made ahead
+            with suppress(NoThread, MemoryError):  # then nothing is made ahead
+                filler = TimelyThread(self._fill, name="sandbox pool")
                 filler.start()
                 self._filler = filler
 
@@ -71,15 +71,17 @@ class Pool(Generic[T]):
         return left
 
     def _fill(self) -> None:
-        while self._is_wanted():
-            try:
+        """Once, whatever ends it: the next claim begins another."""
+        try:
+            while self._is_wanted():
                 one = self._make()
-            except (DockyardError, OSError):
-                break  # whoever claims the next makes it by himself, and hears why that fails
+                with self._lock:
+                    self._stock.append(one)
+        except (DockyardError, OSError, MemoryError):
+            return  # whoever claims the next makes it by himself, and hears why that fails
+        finally:
             with self._lock:
-                self._stock.append(one)
-        with self._lock:
-            self._filler = None
+                self._filler = None
 
     def _is_wanted(self) -> bool:
         with self._lock:

@@ -1,10 +1,12 @@
 """Where an owner starts its sandboxes from: what it keeps, and what becomes of all when it goes."""
 
+import errno
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -185,6 +187,59 @@ def test_without_a_thread_for_its_answers_it_is_a_shortage_and_ends(
         with pytest.raises(CapacityError, match="the process that starts sandboxes"):
             shared_nursery(INIT_BINARY)
         assert own() == before
+
+
+def test_it_is_heard_again_when_there_is_memory(toolkit: Path, monkeypatch: pytest.MonkeyPatch):
+    errors = [MemoryError(), OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), MemoryError()]
+    receive = Nursery._receive
+
+    def receive_later(nursery: Nursery) -> object:
+        if errors:
+            raise errors.pop()
+        return receive(nursery)
+
+    monkeypatch.setattr(Nursery, "_receive", receive_later)
+    nursery = Nursery(INIT_BINARY)
+    ignored = os.memfd_create("ignored")
+    launcher = nursery.start("sbx-x", ["--what"], (ignored,), None)
+    launcher.kill()
+    launcher.wait(PATIENCE_S)
+    assert (errors, nursery.is_gone()) == ([], False)
+    os.close(ignored)
+    nursery.close()
+    wait_until_gone(nursery.pid)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EBADF, os.strerror(errno.EBADF)), LookupError()])
+def test_one_that_can_be_heard_no_more_is_followed_by_another(
+    toolkit: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    seen: list[BaseException | None] = []
+    receive, is_broken = Nursery._receive, threading.Event()
+
+    def receive_or_fail(nursery: Nursery) -> object:
+        received = receive(nursery)
+        if is_broken.is_set() and nursery is broken:
+            raise error
+        return received
+
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_value))
+    monkeypatch.setattr("sandbox.nursery._shared", {})
+    monkeypatch.setattr(Nursery, "_receive", receive_or_fail)
+    broken = shared_nursery(INIT_BINARY)
+    is_broken.set()
+    ignored = os.memfd_create("ignored")
+    with pytest.raises(OSError, match="has ended"):
+        broken.start("sbx-x", ["--what"], (ignored,), None)
+    assert (seen, broken.is_gone()) == ([error], True)
+    other = shared_nursery(INIT_BINARY)
+    launcher = other.start("sbx-x", ["--what"], (ignored,), None)
+    launcher.kill()
+    launcher.wait(PATIENCE_S)
+    other.close()
+    os.close(ignored)
+    for each in (broken, other):
+        wait_until_gone(each.pid)
 
 
 def test_it_ends_with_its_owner(toolkit: Path, tmp_path: Path):

@@ -69,3 +69,23 @@ def test_many_threads_claim_different_ones():
         thread.join()
     pool.close()
     assert len({id(link) for link in claimed}) == 16
+
+
+@pytest.mark.parametrize("error", [MemoryError(), LookupError()])
+def test_more_is_made_ahead_after_whatever_ended_that(monkeypatch: pytest.MonkeyPatch, error: Exception):
+    seen: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
+    make, _ = a_maker()
+    errors = [error]
+
+    def fail_once() -> Link:
+        if errors:
+            raise errors.pop()
+        return make()
+
+    pool = Pool(fail_once, lambda link: None, 2)
+    pool.wait()
+    pool.wait()
+    assert pool.num_ready() == 2
+    assert seen == ([LookupError] if isinstance(error, LookupError) else [])
+    pool.close()

@@ -8,16 +8,18 @@ import threading
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from thread_shortage import WAYS, Way, run_short
 
 import sandbox.undisturbed as undisturbed_module
 from protocol.clock import SystemClock
+from protocol.threads import TimelyThread
 from sandbox.aio_threads import threaded
 from sandbox.door import Door, _Room, ask
 from sandbox.egress.resolver import Resolver
-from sandbox.errors import CapacityError
+from sandbox.errors import CapacityError, UnsupportedError
 from sandbox.feed import Feed, Watchers
 from sandbox.pool import Pool
 from sandbox.processes import this_process
@@ -121,6 +123,41 @@ def test_a_door_goes_on_when_it_has_no_thread_for_an_answer(monkeypatch: pytest.
         return ask(this_process(), {}) == "hello"
 
     assert is_so_in_a_child(check)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(), LookupError()])
+def test_a_door_goes_on_behind_what_goes_wrong_with_one(monkeypatch: pytest.MonkeyPatch, error: Exception):
+    def fail(connection: socket.socket) -> NoReturn:
+        raise error
+
+    def check() -> bool:
+        seen: list[type[BaseException]] = []
+        monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
+        door = Door(lambda request, has_left, tell: "hello")
+        assert door.open()
+        with monkeypatch.context() as patches:
+            patches.setattr("sandbox.door._check_peer", fail)
+            with pytest.raises(UnsupportedError, match="does not answer"):
+                ask(this_process(), {})
+        is_told = seen == ([LookupError] if isinstance(error, LookupError) else [])
+        return ask(this_process(), {}) == "hello" and is_told
+
+    assert is_so_in_a_child(check)
+
+
+def test_one_for_whom_there_is_no_memory_keeps_nobodys_place(monkeypatch: pytest.MonkeyPatch):
+    def fail(thread: TimelyThread) -> NoReturn:
+        raise MemoryError
+
+    room, talked = _Room(1), threading.Event()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with monkeypatch.context() as patches:
+            patches.setattr(TimelyThread, "start", fail)
+            with pytest.raises(MemoryError):
+                room.take(ours, lambda connection: talked.set())
+        room.take(ours, lambda connection: talked.set())
+        assert talked.wait(PATIENCE_S)
 
 
 def test_a_resolver_that_has_no_thread_leaves_nothing(shortage: pytest.MonkeyPatch):
