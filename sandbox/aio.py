@@ -2,10 +2,10 @@
 
 What blocks runs in a thread of its own; a command does not occupy one while it runs. Every call may be
 cancelled. What would then be left behind is taken back before the cancellation goes on: a create leaves no
-sandbox, `fork_fs` no fork, `snapshot` no snapshot, a run no process. Any other call goes on to its end: what
-it was to change (a file, a timeout, the network) may have changed or may yet. Where the machine has no thread
-left, calls raise CapacityError; a kill, and what is taken back, are done all the same, and the event loop
-stands still meanwhile.
+sandbox, `fork_fs` no fork, `snapshot` no snapshot, a run or a start no process. Any other call goes on to its
+end: what it was to change (a file, a timeout, the network) may have changed or may yet. Where the machine has
+no thread left, calls raise CapacityError; a kill, and what is taken back, are done all the same, and the
+event loop stands still meanwhile.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
 """`sandbox.commands` and `sandbox.sessions` for asyncio. A command occupies no thread while it runs."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 
-from sandbox.aio_threads import outlasted, settle, take_error, threaded
+from sandbox.aio_threads import awaited, in_thread, outlasted, settle, take_error, threaded
 from sandbox.checking import checked
 from sandbox.feed import OnOutput, check_watcher, give_text
 from sandbox.named import Named
@@ -46,8 +46,7 @@ class AsyncCommands:
         try:
             result = await command.wait()
         except asyncio.CancelledError:
-            command.command.kill()
-            await outlasted(command.command.future)
+            await _end(command.command)
             raise
         return checked(result, self._sandbox.id) if check else result
 
@@ -64,13 +63,13 @@ class AsyncCommands:
         on_stderr: OnOutput | None = None,
         terminal: TerminalSize | None = None,
     ) -> "AsyncRunningCommand":
-        """Like `Commands.start`, watchers called in the event loop."""
-        command = self._sandbox.commands.start(
-            cmd, timeout_s=timeout_s, cwd=cwd, env=env, output_bytes=output_bytes, stdin=stdin,
+        """Like `Commands.start`, watchers called in the event loop. When cancelled, ends the command."""
+        start = partial(
+            self._sandbox.commands.start, cmd, timeout_s=timeout_s, cwd=cwd, env=env,
+            output_bytes=output_bytes, stdin=stdin, terminal=terminal,
             on_stdout=_in_loop("on_stdout", on_stdout), on_stderr=_in_loop("on_stderr", on_stderr),
-            terminal=terminal,
         )  # fmt: skip
-        return AsyncRunningCommand(command)
+        return AsyncRunningCommand(await _begun(start, on_stdout, on_stderr))
 
     async def list(self) -> "tuple[AsyncRunningCommand, ...]":
         """See `Commands.list`."""
@@ -153,16 +152,16 @@ class AsyncSession(Named):
     ) -> CommandResult:
         """See `Session.run`. When cancelled, ends the command first."""
         async with self._turn:
-            command = self._session.start(
-                cmd, timeout_s=self._session.timeout_of_run(timeout_s), output_bytes=output_bytes,
-                stdin=stdin, on_stdout=_in_loop("on_stdout", on_stdout),
+            start = partial(
+                self._session.start, cmd, timeout_s=self._session.timeout_of_run(timeout_s),
+                output_bytes=output_bytes, stdin=stdin, on_stdout=_in_loop("on_stdout", on_stdout),
                 on_stderr=_in_loop("on_stderr", on_stderr),
             )  # fmt: skip
+            command = await _begun(start, on_stdout, on_stderr)
             try:
                 result = await AsyncRunningCommand(command).wait()
             except asyncio.CancelledError:
-                command.kill()
-                await outlasted(command.future)
+                await _end(command)
                 raise
         return checked(result, self._session.sandbox_id) if check else result
 
@@ -176,13 +175,33 @@ class AsyncSession(Named):
         on_stdout: OnOutput | None = None,
         on_stderr: OnOutput | None = None,
     ) -> AsyncRunningCommand:
-        """Like `Session.start`, watchers called in the event loop."""
-        return AsyncRunningCommand(
-            self._session.start(
-                cmd, timeout_s=timeout_s, output_bytes=output_bytes, stdin=stdin,
-                on_stdout=_in_loop("on_stdout", on_stdout), on_stderr=_in_loop("on_stderr", on_stderr),
-            )
+        """Like `Session.start`, watchers called in the event loop. When cancelled, ends the command."""
+        start = partial(
+            self._session.start, cmd, timeout_s=timeout_s, output_bytes=output_bytes, stdin=stdin,
+            on_stdout=_in_loop("on_stdout", on_stdout), on_stderr=_in_loop("on_stderr", on_stderr),
         )  # fmt: skip
+        return AsyncRunningCommand(await _begun(start, on_stdout, on_stderr))
+
+
+async def _begun(start: Callable[[], RunningCommand], *watchers: OnOutput | None) -> RunningCommand:
+    """One that is watched has a thread, which may take seconds to come up, or to be given up: it is started
+    on another, for which the loop does not stand still. When cancelled, ends it."""
+    if all(each is None for each in watchers):
+        return start()
+    pending = in_thread(start)
+    try:
+        return await awaited(pending)
+    except asyncio.CancelledError:
+        await outlasted(pending)
+        if pending.exception() is None:
+            await _end(pending.result())
+        raise
+
+
+async def _end(command: RunningCommand) -> None:
+    """With all its processes, whatever is cancelled meanwhile. Needs no thread."""
+    command.kill()
+    await outlasted(command.future)
 
 
 def _in_loop(field: str, watcher: OnOutput | None) -> OnOutput | None:
