@@ -58,18 +58,11 @@ class Freezer:
 
     def resume(self) -> None:
         """Idempotent; does not block. While it is held, this is done when the hold ends."""
-        with self._lock:
-            if self._is_held:
-                self._resume_after_hold = True
-                return
-        self.release()
+        self._go_on(even_if_held=False)
 
     def release(self) -> None:
         """Resumes even what is held: for a sandbox that has ended, whose processes are to go."""
-        with self._lock:
-            was_paused, _ = self.is_paused, self._thaw()
-        if was_paused:
-            self._resumed()
+        self._go_on(even_if_held=True)
 
     @contextmanager
     def held(self) -> Generator[None]:
@@ -136,6 +129,15 @@ class Freezer:
             with self._lock:
                 if self._fd == fd:
                     self._since_ns = self._clock.now_ns()
+
+    def _go_on(self, *, even_if_held: bool) -> None:
+        with self._lock:
+            if self._is_held and not even_if_held:
+                self._resume_after_hold = True
+                return
+            was_paused, _ = self.is_paused, self._thaw()
+        if was_paused:
+            self._resumed()
 
     def _thaw(self) -> None:
         """Under the lock. Nothing happens to what neither stands still nor is about to."""

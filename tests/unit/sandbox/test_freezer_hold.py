@@ -123,3 +123,19 @@ def test_nobody_waits_for_one_that_stops_and_what_is_asked_of_it_lets_it_go_on(g
     assert not is_frozen(group)
     assert not freezer.is_paused
     assert freezer.paused_ns() == 0
+
+
+def test_what_is_asked_of_it_all_the_while_breaks_no_hold(group: Path):
+    freezer, is_over = freezer_of(group), threading.Event()
+
+    def resume() -> None:
+        while not is_over.is_set():
+            freezer.resume()
+
+    asking = threading.Thread(target=resume, daemon=True)
+    asking.start()
+    for _ in range(300):
+        with freezer.held():
+            assert is_frozen(group)
+    is_over.set()
+    asking.join()
