@@ -95,9 +95,9 @@ def entries(state_dir: Path | str) -> Iterator[dict[str, Any]]:
     """All lines that are kept, oldest first. One that was cut short is left out."""
     path = Path(state_dir) / FILE_NAME
     for each in (*(_older(path, number) for number in range(NUM_KEPT, 0, -1)), path):
-        with suppress(FileNotFoundError), each.open(encoding="utf-8") as file:
+        with suppress(FileNotFoundError), each.open("rb") as file:
             for line in file:
-                with suppress(json.JSONDecodeError):
+                with suppress(ValueError):  # no JSON, or no text: what a crash of the machine has left
                     yield json.loads(line)
 
 

@@ -70,8 +70,9 @@ def test_what_is_missed_is_counted_in_the_next_line(tmp_path: Path):
 
 
 def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path):
-    (tmp_path / FILE_NAME).write_text('{"number": 1}\n{"number"\n{"number": 2}\n')
-    assert numbers(tmp_path) == [1, 2]
+    torn = b'{"number": 1}\n{"number"\n{"number": 2}\n\xff\xfe\n\0\0\0\n{"number": 3}\n'
+    (tmp_path / FILE_NAME).write_bytes(torn)
+    assert numbers(tmp_path) == [1, 2, 3]
 
 
 def test_a_line_behind_anothers_that_a_full_disk_has_cut_is_whole(tmp_path: Path):
