@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -125,17 +126,32 @@ def test_nobody_waits_for_one_that_stops_and_what_is_asked_of_it_lets_it_go_on(g
     assert freezer.paused_ns() == 0
 
 
-def test_what_is_asked_of_it_all_the_while_breaks_no_hold(group: Path):
-    freezer, is_over = freezer_of(group), threading.Event()
+class Gap:
+    """A lock; what comes as soon as it is free again comes once."""
 
-    def resume() -> None:
-        while not is_over.is_set():
-            freezer.resume()
+    def __init__(self) -> None:
+        self._lock, self.then = threading.Lock(), lambda: None
 
-    asking = threading.Thread(target=resume, daemon=True)
-    asking.start()
-    for _ in range(300):
-        with freezer.held():
-            assert is_frozen(group)
-    is_over.set()
-    asking.join()
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        then, self.then = self.then, lambda: None
+        then()
+
+
+def test_a_hold_that_begins_while_it_is_resumed_is_whole(group: Path, monkeypatch: pytest.MonkeyPatch):
+    freezer, gap = freezer_of(group), Gap()
+    monkeypatch.setattr(freezer, "_lock", gap)
+    freezer.pause()
+    with ExitStack() as on_end:
+
+        def hold() -> None:
+            on_end.enter_context(freezer.held())
+
+        gap.then = hold
+        freezer.resume()
+        assert freezer.is_held
+        assert is_frozen(group)
+    assert not is_frozen(group)
