@@ -35,11 +35,13 @@ class Linked:
 
 
 class Helper:
-    """One connection, for one state directory. Thread-safe; each request blocks for its answer."""
+    """One connection, for one state directory. Thread-safe; each request blocks for its answer. What comes
+    too late is nobody's answer, and what was asked for is done all the same: `release` undoes it."""
 
     def __init__(self, connection: socket.socket, state: str) -> None:
         self._connection, self._state = connection, state
         self._lock = threading.Lock()  # one request at a time
+        self._number = 0  # of the last one
         self._ask("open", state)
 
     def hierarchies(self) -> tuple[cgroups.Hierarchy, ...]:
@@ -84,15 +86,6 @@ class Helper:
         with suppress(StartError, CapacityError):
             self._ask("release", sandbox_id)
 
-    def is_there(self) -> bool:
-        """Whether the other end lives, and this one is not closed. Does not block."""
-        ears = select.poll()
-        with self._lock:
-            if self._connection.fileno() < 0:
-                return False
-            ears.register(self._connection, select.POLLIN)
-            return not ears.poll(0)  # nothing is said unasked
-
     def has_ended(self) -> bool:
         """Whether the other end has gone, or this one is closed: for any thread, also while another waits for
         an answer. Does not block."""
@@ -121,26 +114,33 @@ class Helper:
             os.close(fd)
 
     def _ask(self, verb: str, name: str, *fds: int) -> tuple[dict[str, Any], list[int]]:
-        record = json.dumps({verb: name}).encode()
         with self._lock:
+            self._number += 1
+            record = json.dumps([verb, name, self._number]).encode()
             try:
                 socket.send_fds(self._connection, [record], list(fds), socket.MSG_NOSIGNAL)
-                data, given, _, _ = socket.recv_fds(
-                    self._connection, _MOST_BYTES, len(_MAPS), socket.MSG_CMSG_CLOEXEC
-                )
+                said, given = self._hear(self._number)
             except OSError as error:
-                data, given = b"", list[int]()
-                words = str(error)
-            else:
-                words = "it has ended, or serves as many processes as it can"
-        if not data:
-            raise _failed(f"the helper does not answer: {words}", name)
-        said: dict[str, Any] = json.loads(data)
+                raise _failed(f"the helper does not answer: {error}", name) from error
         if "refused" not in said:
             return said, given
         if said["refused"] == "full":
             raise CapacityError(f"helper: {said['words']}", hint="end other sandboxes", sandbox_id=name)
         raise _failed(f"helper: {said['refused']}: {said['words']}", name)
+
+    def _hear(self, number: int) -> tuple[dict[str, Any], list[int]]:
+        """The answer to that request, behind those that came too late for others."""
+        while True:
+            data, given, _, _ = socket.recv_fds(
+                self._connection, _MOST_BYTES, len(_MAPS), socket.MSG_CMSG_CLOEXEC
+            )
+            if not data:
+                raise ConnectionResetError("it has ended, or serves as many processes as it can")
+            said: dict[str, Any] = json.loads(data)
+            if said["request"] == number:
+                return said, given
+            for fd in given:
+                os.close(fd)
 
 
 def shared_helper(state_dir: Path) -> Helper | None:
@@ -152,7 +152,7 @@ def shared_helper(state_dir: Path) -> Helper | None:
     state = cgroups.state_key(state_dir)
     with _lock:
         found = _shared.get(state)
-        if found is not None and not found.is_there():
+        if found is not None and found.has_ended():
             _shared.pop(state).close()
             found = None
         if found is None and (connection := _connect(helper_socket())) is not None:

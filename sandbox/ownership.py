@@ -1,6 +1,7 @@
 """What a sandbox has on the host: entered in the journal before it is made, and given back in full."""
 
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -135,19 +136,13 @@ class Ownership:
 
     def release(self, launcher: Launcher | None) -> None:
         """Waits for the processes, removes cgroups and entry. Blocks for milliseconds; idempotent. Whatever
-        becomes of one thing, the others are given back. Raises the first error, CapacityError when the kernel
-        does not let go of a group; the entry then stays, as nobody's, for a later sweep."""
-        if launcher is not None:
-            _await_end(launcher)
-        errors: list[Exception] = []
-        for give_back in (
-            self.groups.remove, self._unseal, self._disconnect, self._release_helped, self._remove_layer,
-            self._remove_runtimes_groups, lambda: self._profiles.release(self._record.id),
-        ):  # fmt: skip
-            try:
-                give_back()
-            except Exception as error:  # MemoryError, too: the rest is given back all the same
-                errors.append(error)
+        becomes of one thing, the others are given back, but that what may live on stays sealed, confined and
+        alone with its ids, and without a network. Raises the first error, CapacityError when the kernel does
+        not let go of a group; the entry then stays, as nobody's, for a later sweep."""
+        errors = _do_each(lambda: _await_end(launcher), self.groups.remove, self._remove_runtimes_groups)
+        if not errors:
+            errors += _do_each(self._unseal, lambda: self._profiles.release(self._record.id))
+        errors += _do_each(self._disconnect, self._release_helped, self._remove_layer)
         if errors:
             with suppress(OSError):  # then it is nobody's when this process has ended
                 self._journal.write(replace(self._record, owner=NOBODY))
@@ -166,6 +161,7 @@ class Ownership:
             self._egress = None
 
     def _release_helped(self) -> None:
+        """The helper keeps the ids until the groups are gone."""
         if self._helper is not None:
             self._helper.release(self._record.id)
 
@@ -177,8 +173,21 @@ class Ownership:
             cgroups.remove_group(path)
 
 
-def _await_end(launcher: Launcher) -> None:
+def _do_each(*deeds: Callable[[], object]) -> list[Exception]:
+    """Whatever another raises, for want of memory say: what they have raised."""
+    errors: list[Exception] = []
+    for deed in deeds:
+        try:
+            deed()
+        except Exception as error:
+            errors.append(error)
+    return errors
+
+
+def _await_end(launcher: Launcher | None) -> None:
     """What does not end by itself is ended; of what the kernel still holds then, the groups tell."""
+    if launcher is None:
+        return
     try:
         launcher.wait(_END_PATIENCE_S)
     except TimeoutError:

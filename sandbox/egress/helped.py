@@ -230,7 +230,7 @@ def shared_uplink(state_dir: Path, helper: Helper | None) -> Uplink:
     """The one of this process and state directory, made at the first use: by the helper's hands where there
     is one. UnsupportedError where this host cannot enforce a policy."""
     with _lock:
-        for gone in [each for each in _shared if not each.is_there()]:  # and its sandboxes with it
+        for gone in [each for each in _shared if each.has_ended()]:  # and its sandboxes with it
             _shared.pop(gone).close()
     if helper is None:
         return shared_egress(state_dir)

@@ -74,7 +74,7 @@ class Programs:
             self._attach("wire", ifindex, _AT_LINK, 0)
             _ip(routes)
         except BaseException:
-            remove_link(name)
+            remove_links(name)
             raise
         return name, ifindex, number
 
@@ -92,14 +92,14 @@ class Programs:
         return done
 
 
-def remove_link(name: str) -> None:
-    """Both ends. Nothing there is no error."""
-    with suppress(OSError):
-        _ip([f"link delete {name}"])
+def remove_links(*names: str) -> None:
+    """Both ends of each. Nothing there is no error."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        _ip([f"link delete {name}" for name in names])
 
 
 def _ip(lines: list[str], *fds: int) -> None:
-    words, text = ["ip", "-batch", "-"], "\n".join(lines).encode()
+    words, text = ["ip", "-force", "-batch", "-"], "\n".join(lines).encode()  # on behind one that fails
     done = subprocess.run(words, input=text, capture_output=True, timeout=20, pass_fds=fds, check=False)
     if done.returncode != 0:
         raise OSError(f"ip: {done.stderr.decode()}")

@@ -18,13 +18,14 @@ _NUM_RANGES = (LAST_ID - FIRST_ID) // NUM_IDS
 
 class Ranges:
     """One user's. A range that he has had is no other's until the machine restarts: whatever he leaves behind
-    in it, a process or a namespace, meets nobody else's. OSError."""
+    in it, a process or a namespace, meets nobody else's. `own` are those of before, in use until given back.
+    OSError."""
 
     def __init__(self, uid: int, book: Path) -> None:
         self._uid = uid
         self._book = os.open(book, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        own = [at for at, each in enumerate(self._owners()) if each == uid]
-        self._idle, self._num_own = deque(FIRST_ID + at * NUM_IDS for at in own), len(own)
+        self.own = [FIRST_ID + at * NUM_IDS for at, each in enumerate(self._owners()) if each == uid]
+        self._idle, self._num_own = deque[int](), len(self.own)
 
     def draw(self) -> int | None:
         """The first id of one that is in no use: the one of his that has rested longest, else one that nobody

@@ -6,15 +6,16 @@ import re
 import select
 import socket
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 from sandbox.privileged import adoption, bounds, denials, groups
 from sandbox.privileged.addresses import Addresses
 from sandbox.privileged.adoption import Refused
-from sandbox.privileged.networks import Programs, remove_link
+from sandbox.privileged.networks import Programs, remove_links
 from sandbox.privileged.ranges import NUM_IDS, Ranges
 
-_MOST_CALLERS, _MOST_SANDBOXES, _MOST_BYTES, _ATTEMPTS = 8, 4096, 512, 2000
+_MOST_CALLERS, _MOST_SANDBOXES, _MOST_BYTES, _ATTEMPTS, _LINKS_AT_ONCE = 8, 4096, 512, 2000, 4
 _NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL | socket.MSG_CMSG_CLOEXEC
 _MAPS = ("allowed", "attached", "counts", "events", "links")
 _Answer = tuple[dict[str, object], list[int]]
@@ -26,17 +27,17 @@ class Caller:
     def __init__(self, connection: socket.socket, node: "Node") -> None:
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("=iII"))
         _, self._uid, self._gid = struct.unpack("=iII", peer)
-        self._connection, self._node, self.fileno = connection, node, connection.fileno
+        self.connection, self._node, self.fileno = connection, node, connection.fileno
         self.state = ""
         self.ids: dict[str, int] = {}  # the first of each sandbox
         self._links: dict[str, str] = {}
-        self._programs: Programs | None = None
+        self.programs: Programs | None = None
 
     def serve(self) -> bool:
         """One request. False when there will be no more."""
-        data, fds, given = b"", list[int](), list[int]()
+        data, fds, given, self._number = b"", list[int](), list[int](), None
         try:
-            data, fds, _, _ = socket.recv_fds(self._connection, _MOST_BYTES + 1, 2, _NOW)
+            data, fds, _, _ = socket.recv_fds(self.connection, _MOST_BYTES + 1, 2, _NOW)
             reply, given = self._answer(data, fds)
         except Exception as error:  # whatever a record makes of us, the next one is served
             name, words = error.args if isinstance(error, Refused) else ("failed", str(error))
@@ -44,31 +45,26 @@ class Caller:
         finally:
             for fd in fds:
                 os.close(fd)
+        said = json.dumps(reply | {"request": self._number}).encode()
         try:
-            return bool(data and socket.send_fds(self._connection, [json.dumps(reply).encode()], given, _NOW))
+            return bool(data and socket.send_fds(self.connection, [said], given, _NOW))
         except OSError:  # it does not read, or is gone
             return False
 
-    def deny(self) -> None:
-        """What the node denies now."""
-        if self._programs is not None:
-            self._programs.deny(self._node.denials)
-
-    def end(self) -> list[Path]:
-        """Closes it. What is to be buried, unless another connection has the state: its sandboxes' groups."""
-        for name in self._links.values():
-            remove_link(name)
-        if self._programs is not None:
-            self._programs.close()
-        self._connection.close()
-        return [top / self.state / sandbox for top in self._node.tops for sandbox in self.ids]
+    def cut(self) -> bool:
+        """Removes a few links, which take 20 ms each, and then lets go. Whether there were some. OSError."""
+        left = {name for _, name in socket.if_nameindex()}.intersection(self._links.values())
+        remove_links(*[*left][:_LINKS_AT_ONCE])
+        if not left and self.programs is not None:
+            self.programs.close()
+        return bool(left)
 
     def _answer(self, data: bytes, fds: list[int]) -> _Answer:
         if self._uid != self._node.uid:
             raise Refused("foreign", f"this helper serves uid {self._node.uid}, not uid {self._uid}")
         verbs = {"open0": self._open, "adopt1": self._adopt, "join1": self._join, "link1": self._link}
         try:
-            ((verb, name),) = json.loads(data if len(data) <= _MOST_BYTES else b"").items()
+            verb, name, self._number = json.loads(data if len(data) <= _MOST_BYTES else b"")
             answer = (verbs | {"release0": self._release})[f"{verb}{len(fds)}"]
             pattern = self.state or f"u{self._uid}x[0-9a-f]{{12}}" if verb == "open" else "sbx-[0-9a-z]{1,32}"
             is_own = re.fullmatch(pattern, name) and (verb == "open" or self.state)
@@ -83,10 +79,9 @@ class Caller:
 
     def _open(self, state: str) -> _Answer:
         if self._node.bounds and any(each.state not in ("", state) for each in self._node.callers):
-            raise Refused(
-                "full", "this helper has bounds for its user, who has one state directory at a time"
-            )
-        self._node.settle()  # perhaps of this very state
+            raise Refused("full", "with bounds a user has one state directory at a time")
+        if self._node.settle(state):
+            raise Refused("full", "what another owner of this state has left has not ended yet")
         for top in self._node.tops:
             groups.hand_over(top / state, self._uid, self._gid)
         bounds.bound([top / state for top in self._node.tops], self._node.bounds)
@@ -114,21 +109,21 @@ class Caller:
 
     def _link(self, sandbox: str, namespace: int) -> _Answer:
         adoption.check_network(namespace, self._uid)
-        self._programs = self._programs or Programs(self._node.file, self._node.denials)
+        self.programs = self.programs or Programs(self._node.file, self._node.denials)
         place = self._node.tops[0] / self.state / sandbox
         group = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            self._programs.guard(group)
+            self.programs.guard(group)
         finally:
             os.close(group)
-        self._links[sandbox], ifindex, number = self._programs.make_link(namespace)
-        return {"ifindex": ifindex, "number": number}, [self._programs.map(each) for each in _MAPS]
+        self._links[sandbox], ifindex, number = self.programs.make_link(namespace)
+        return {"ifindex": ifindex, "number": number}, [self.programs.map(each) for each in _MAPS]
 
     def _release(self, sandbox: str) -> _Answer:
         if sandbox in self._links:
-            remove_link(self._links.pop(sandbox))
+            remove_links(self._links.pop(sandbox))
         if (first := self.ids.pop(sandbox, None)) is not None:
-            self._node.ranges.give_back([first])
+            self._node.doomed.append(([top / self.state / sandbox for top in self._node.tops], [first]))
         return {"first": first}, []
 
 
@@ -141,18 +136,19 @@ class Node:
         self._listener, self.uid, self.file, self._addresses = listener, uid, file, Addresses()
         self.denials = denials.entries(self._addresses.current())
         self.tops = groups.find_tops(Path("/proc/mounts").read_text())
-        self.callers: list[Caller] = []
-        self.ranges, self.bounds, self._resting = ranges, bounds, list[int]()
-        # What a helper that was killed has left: nobody knows any more whose ids are in use.
-        self._doomed = [place for top in self.tops for place in top.glob(f"u{uid}x*")]
+        self.callers, self._leaving = list[Caller](), list[Caller]()  # of these links may be there yet
+        self.ranges, self.bounds = ranges, bounds
+        # Folders, and ids that rest until these are gone. At first what a killed helper has left.
+        self.doomed = [([place for top in self.tops for place in top.glob(f"u{uid}x*")], ranges.own)]
 
     def serve(self) -> None:
         """Until a signal; then all ends that was made."""
         try:
             while True:
-                wait_s = 0.01 if self._bury() else None
-                watched = [self._addresses, self._listener, *self.callers]
-                for ready in select.select(watched, [], [], wait_s)[0]:
+                wait_s = 0.01 if self._bury() | self._cut() else None
+                for ready in select.select([self._addresses, self._listener, *self.callers], [], [], wait_s)[
+                    0
+                ]:
                     if ready is self._addresses:
                         self._deny()
                     elif isinstance(ready, Caller):
@@ -170,25 +166,31 @@ class Node:
     def _deny(self) -> None:
         """What is this machine's now. OSError, with which the helper and all that it has made ends."""
         self.denials = denials.entries(self._addresses.current())
-        for caller in self.callers:
-            caller.deny()
+        for programs in [each.programs for each in self.callers + self._leaving if each.programs]:
+            programs.deny(self.denials)
 
-    def settle(self) -> None:
-        """Until nothing is left of those who are gone; what the kernel holds on to is let be."""
-        for _ in filter(lambda _: self._bury(), range(_ATTEMPTS)):
+    def settle(self, state: str = "") -> bool:
+        """Until nothing is left of those who are gone, or of a state's folders. Whether something is."""
+        for _ in filter(lambda _: self._bury(state) | (not state and self._cut()), range(_ATTEMPTS)):
             select.select([], [], [], 0.005)
+        return self._bury(state)
 
-    def _bury(self) -> bool:
-        self._doomed = [place for place in self._doomed if groups.bury(place)]
-        if not self._doomed:
-            self.ranges.give_back(self._resting)
-            self._resting = []
-        return bool(self._doomed)
+    def _bury(self, state: str = "") -> bool:
+        doomed = [([each for each in places if groups.bury(each)], firsts) for places, firsts in self.doomed]
+        self.ranges.give_back(first for places, firsts in doomed if not places for first in firsts)
+        self.doomed = [each for each in doomed if each[0]]
+        return any(place.name.startswith(state) for places, _ in self.doomed for place in places)
+
+    def _cut(self) -> bool:
+        with suppress(OSError):  # then the next time
+            self._leaving = [each for at, each in enumerate(self._leaving) if at or each.cut()]
+        return bool(self._leaving)
 
     def _end(self, caller: Caller) -> None:
         self.callers.remove(caller)
-        places = caller.end()
-        self._resting += caller.ids.values()  # until those who may be in them have ended
+        caller.connection.close()
+        self._leaving.append(caller)
+        places = [top / caller.state / sandbox for top in self.tops for sandbox in caller.ids]
         if caller.state and all(each.state != caller.state for each in self.callers):
             places = [top / caller.state for top in self.tops]
-        self._doomed += places
+        self.doomed.append((places, [*caller.ids.values()]))

@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+from array import array
+from pathlib import Path
 
 import pytest
 from ordinary_user import NOBODY, User, groups_of_user, said, user
@@ -15,6 +17,7 @@ from sandbox.processes import find_process
 
 __all__ = ["user"]  # a fixture
 
+PLACE = Path("/run/dockyard")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root runs the helper")
 
 
@@ -30,7 +33,9 @@ def ask(record, *fds):
     reply, given, _, _ = socket.recv_fds(one, 4096, 8)
     for fd in given:
         os.close(fd)
-    return json.loads(reply).get("refused", "done")
+    said = json.loads(reply)
+    assert said["request"] == (record[2] if isinstance(record, list) and len(record) == 3 else None), said
+    return said.get("refused", "done")
 def process(pid):
     return os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY)
 seen = {}
@@ -40,32 +45,33 @@ seen = {}
 REFUSED = (
     CALLER
     + r"""
-seen["before"] = ask({"adopt": sandbox}, process(os.getpid()))
+seen["before"] = ask(["adopt", sandbox, 7], process(os.getpid()))
 for name in ("u0x0123456789ab", f"u{uid}x0123", "../" + own, own + "/x", "", "u1x0123456789ab\n"):
-    seen["state " + name] = ask({"open": name})
-seen["own"] = ask({"open": own})
-seen["again"] = ask({"open": own})
-seen["another"] = ask({"open": f"u{uid}x0123456789ac"})
+    seen["state " + name] = ask(["open", name, 7])
+seen["own"] = ask(["open", own, 7])
+seen["again"] = ask(["open", own, 7])
+seen["another"] = ask(["open", f"u{uid}x0123456789ac", 7])
 for name in ("../../x", "sbx-1/..", "sbx-" + "a" * 40, "sbx-\u00e9", ".", "sbx-1\n"):
-    seen["sandbox " + name] = ask({"adopt": name}, process(os.getpid()))
+    seen["sandbox " + name] = ask(["adopt", name, 7], process(os.getpid()))
 garbage = {
-    "bytes": os.urandom(200), "text": b"hello", "list": b"[1, 2]", "number": {"open": 1}, "nothing": {},
-    "two": {"open": own, "adopt": sandbox}, "verb": {"delete": sandbox}, "long": b" " * 600 + b"{}",
-    "huge": {"open": "x" * 100_000}, "deep": b"[" * 500, "nul": {"open": own + "\0"}, "null": b"null",
+    "bytes": os.urandom(200), "text": b"hello", "list": b"[1, 2]", "number": ["open", 1, 7], "nothing": {},
+    "two": {"open": own, "adopt": sandbox}, "verb": ["delete", sandbox, 7], "long": b" " * 600 + b"{}",
+    "lists": [["open"], own, 7],
+    "huge": b"x" * 100_000, "deep": b"[" * 500, "nul": ["open", own + "\0", 7], "null": b"null",
 }
 for name, record in garbage.items():
     seen[name] = ask(record)
-seen["no process"] = ask({"adopt": sandbox})
-seen["two processes"] = ask({"adopt": sandbox}, process(os.getpid()), process(os.getpid()))
-seen["a file"] = ask({"adopt": sandbox}, os.open("/etc/passwd", os.O_RDONLY))
-seen["a folder"] = ask({"adopt": sandbox}, os.open("/etc", os.O_RDONLY))
-seen["in /proc"] = ask({"adopt": sandbox}, os.open("/proc/sys", os.O_PATH))
-seen["itself"] = ask({"adopt": sandbox}, process(os.getpid()))
-seen["init"] = ask({"adopt": sandbox}, process(1))
-seen["no network"] = ask({"link": sandbox}, os.open("/etc/passwd", os.O_RDONLY))
-seen["the host's"] = ask({"link": sandbox}, os.open("/proc/self/ns/net", os.O_RDONLY))
-seen["not a network"] = ask({"link": sandbox}, os.open("/proc/self/ns/mnt", os.O_RDONLY))
-seen["at last"] = ask({"release": sandbox})
+seen["no process"] = ask(["adopt", sandbox, 7])
+seen["two processes"] = ask(["adopt", sandbox, 7], process(os.getpid()), process(os.getpid()))
+seen["a file"] = ask(["adopt", sandbox, 7], os.open("/etc/passwd", os.O_RDONLY))
+seen["a folder"] = ask(["adopt", sandbox, 7], os.open("/etc", os.O_RDONLY))
+seen["in /proc"] = ask(["adopt", sandbox, 7], os.open("/proc/sys", os.O_PATH))
+seen["itself"] = ask(["adopt", sandbox, 7], process(os.getpid()))
+seen["init"] = ask(["adopt", sandbox, 7], process(1))
+seen["no network"] = ask(["link", sandbox, 7], os.open("/etc/passwd", os.O_RDONLY))
+seen["the host's"] = ask(["link", sandbox, 7], os.open("/proc/self/ns/net", os.O_RDONLY))
+seen["not a network"] = ask(["link", sandbox, 7], os.open("/proc/self/ns/mnt", os.O_RDONLY))
+seen["at last"] = ask(["release", sandbox, 7])
 os.mkdir(f"/sys/fs/cgroup/pids/dockyard/{own}/{sandbox}")
 try:
     os.mkdir("/sys/fs/cgroup/pids/dockyard/u1x0123456789ab")
@@ -121,16 +127,16 @@ def fork(*flags):
     os.close(done)
     assert os.read(ready, 1) == b"1"
     return pid
-ask({"open": own})
+ask(["open", own, 7])
 for tree in os.listdir("/sys/fs/cgroup"):
     if os.path.isdir(f"/sys/fs/cgroup/{tree}/dockyard/{own}"):
         os.mkdir(f"/sys/fs/cgroup/{tree}/dockyard/{own}/{sandbox}")
 plain, nested, mapped = fork(NEWUSER | NEWNET), fork(NEWUSER, NEWUSER), fork(NEWUSER, 0)
-seen["nested"] = ask({"adopt": "sbx-2"}, process(nested))
-seen["mapped"] = ask({"adopt": "sbx-3"}, process(mapped))
-seen["plain"] = ask({"adopt": sandbox}, process(plain))
-seen["joins"] = [ask({"join": sandbox}, process(pid)) for pid in (plain, nested, os.getpid())]
-seen["twice"] = ask({"adopt": sandbox}, process(plain))
+seen["nested"] = ask(["adopt", "sbx-2", 7], process(nested))
+seen["mapped"] = ask(["adopt", "sbx-3", 7], process(mapped))
+seen["plain"] = ask(["adopt", sandbox, 7], process(plain))
+seen["joins"] = [ask(["join", sandbox, 7], process(pid)) for pid in (plain, nested, os.getpid())]
+seen["twice"] = ask(["adopt", sandbox, 7], process(plain))
 seen["map"] = open(f"/proc/{plain}/uid_map").read().split()
 seen["groups"] = open(f"/proc/{plain}/cgroup").read().count(f"/dockyard/{own}/{sandbox}")
 seen["group of mapped"] = open(f"/proc/{mapped}/cgroup").read().count("dockyard")
@@ -138,7 +144,7 @@ gone = fork(NEWUSER)
 folder = process(gone)
 os.kill(gone, 9)
 os.waitpid(gone, 0)
-seen["gone"] = ask({"adopt": "sbx-4"}, folder)
+seen["gone"] = ask(["adopt", "sbx-4", 7], folder)
 print(json.dumps([seen, plain, nested, mapped]), flush=True)
 sys.stdin.read()
 """
@@ -165,6 +171,45 @@ def test_only_a_users_own_namespaces_get_ids_and_only_once(user: User):
             if (key := find_process(pid)) is not None:
                 key.kill()
         wait_until(lambda: groups_of_user() == [])
+
+
+RELEASED = (
+    NESTED.partition('ask(["open"')[0]
+    + r"""
+ask(["open", own, 7])
+os.mkdir(f"/sys/fs/cgroup/pids/dockyard/{own}/{sandbox}")
+def first(name):
+    pid = fork(NEWUSER)
+    assert ask(["adopt", name, 7], process(pid)) == "done"
+    return int(open(f"/proc/{pid}/uid_map").read().split()[4])
+firsts = [first(sandbox)]
+print(json.dumps("made"), flush=True)
+for _ in range(int(sys.stdin.readline())):
+    assert ask(["release", f"sbx-{len(firsts)}", 7]) == "done"
+    firsts.append(first(f"sbx-{len(firsts) + 1}"))
+print(json.dumps(firsts), flush=True)
+sys.stdin.read()
+"""
+)
+
+
+def test_ids_rest_until_a_sandboxs_groups_are_gone(user: User):
+    """Whatever its owner says: a process that he cannot end is in one of them."""
+    with user.helped(), user.start(RELEASED) as caller, subprocess.Popen(["sleep", "60"]) as root:
+        try:
+            assert said(caller) == "made"
+            (group,) = Path("/sys/fs/cgroup/pids/dockyard").glob(f"u{NOBODY}x*/sbx-1")
+            (group / "cgroup.procs").write_text(str(root.pid))
+            num_own = array("I", (PLACE / "ids").read_bytes()).count(NOBODY)  # each is drawn in its turn
+            assert caller.stdin is not None
+            caller.stdin.write(f"{num_own + 2}\n")
+            caller.stdin.flush()
+            first, *later = said(caller)
+            assert first not in later
+            assert len({*later}) < len(later)  # those whose groups were never there
+        finally:
+            root.kill()
+    wait_until(lambda: groups_of_user() == [])
 
 
 def test_another_user_is_refused_even_where_he_can_open_the_socket(user: User):

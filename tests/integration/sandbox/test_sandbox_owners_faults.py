@@ -11,6 +11,7 @@ from sandbox import Sandbox, plumbing
 from sandbox.audit import check_integrity
 from sandbox.audit_log import entries
 from sandbox.errors import CapacityError, SandboxError
+from sandbox.refusals import Attempt
 from sandbox.wire import TerminalSize
 
 
@@ -45,6 +46,33 @@ def test_a_fault_of_the_owners_is_one_commands_end(box: Sandbox, monkeypatch: py
         command.wait()
     other.send_stdin("alive\n")
     assert other.wait().stdout == "alive\n"
+
+
+def test_what_may_live_on_stays_sealed_and_confined(create, state_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where a group is not let go of; and what is given back is, whatever another thing raises."""
+    box = create()
+    ownership, given_back = box._ownership, list[object]()
+
+    class Watched:
+        forget = staticmethod(given_back.append)
+
+        def refused(self, sandbox: int) -> dict[Attempt, int]:
+            return {}
+
+    def hold() -> NoReturn:
+        raise CapacityError("a cgroup is still in use")
+
+    ownership._guard, ownership._sealed = Watched(), 7
+    monkeypatch.setattr(ownership._profiles, "release", given_back.append)
+    monkeypatch.setattr(ownership, "_remove_layer", lambda: given_back.append("layer"))
+    with monkeypatch.context() as patch:
+        patch.setattr(ownership.groups, "remove", hold)
+        with pytest.raises(CapacityError, match="still in use"):
+            box.kill()
+    assert given_back == ["layer"]
+    ownership.release(None)
+    assert given_back == ["layer", 7, box.id, "layer"]
+    box._release_error = None  # which the fixture's kill would raise again
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), MemoryError()])
