@@ -1,4 +1,4 @@
-"""The equivalence matrix in small: eight short prompts on nano, two on smollm2, every path, ten faults."""
+"""The equivalence matrix in small: five short prompts on nano, two on smollm2, every path, ten faults."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -18,7 +18,7 @@ from engine import Engine, Request, load_model
 from engine.model.base import Model
 from engine.scheduler.scheduler import Scheduler
 
-LENGTHS = {"nano": SHORT, "nano, replay off": SHORT[-3:], "smollm2": SHORT[2:4]}
+LENGTHS = {"nano": (*SHORT[::2], SHORT[-1]), "nano, replay off": SHORT[-3:], "smollm2": SHORT[2:4]}
 
 
 @pytest.fixture(scope="module", params=LENGTHS)
