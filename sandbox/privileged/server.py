@@ -31,6 +31,7 @@ class Caller:
         self.state = ""
         self.ids: dict[str, int] = {}  # the first of each sandbox
         self._links: dict[str, str] = {}
+        self._number: object = None  # of the request under way
         self.programs: Programs | None = None
 
     def serve(self) -> bool:
@@ -146,9 +147,8 @@ class Node:
         try:
             while True:
                 wait_s = 0.01 if self._bury() | self._cut() else None
-                for ready in select.select([self._addresses, self._listener, *self.callers], [], [], wait_s)[
-                    0
-                ]:
+                ears = [self._addresses, self._listener, *self.callers]
+                for ready in select.select(ears, [], [], wait_s)[0]:
                     if ready is self._addresses:
                         self._deny()
                     elif isinstance(ready, Caller):
