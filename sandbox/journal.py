@@ -53,11 +53,15 @@ class Journal:
     def _make(self, path: Path, line: bytes) -> None:
         draft = path.with_suffix(f".{os.getpid()}.draft")
         try:
-            _put(draft, os.O_CREAT | os.O_TRUNC, line)
-        except FileNotFoundError:
-            make_folder(self._directory, 0o700)
-            _put(draft, os.O_CREAT | os.O_TRUNC, line)
-        draft.rename(path)
+            try:
+                _put(draft, os.O_CREAT | os.O_TRUNC, line)
+            except FileNotFoundError:
+                make_folder(self._directory, 0o700)
+                _put(draft, os.O_CREAT | os.O_TRUNC, line)
+            draft.rename(path)
+        except BaseException:  # as long as this process lives nobody else removes it
+            draft.unlink(missing_ok=True)
+            raise
 
     def remove(self, sandbox_id: str) -> None:
         """Forgets a sandbox of which nothing is left. Idempotent."""

@@ -72,7 +72,9 @@ def test_an_absent_directory_has_no_records(tmp_path: Path):
     assert Journal(tmp_path / "absent").strays() == []
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"id": "sbx-2"}', b"\xff\n"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"5\n", b'"id"\n', b"{}", b'{"id": "sbx-2"}', b"\xff\n"]
+)
 def test_a_torn_record_is_a_stray(journal: Journal, tmp_path: Path, content: bytes):
     journal.write(a_record())
     torn = tmp_path / "sandboxes" / "sbx-2.json"
@@ -133,6 +135,16 @@ def test_a_change_that_a_full_disk_has_cut_takes_the_next_one_along_no_more(jour
     assert journal.records() == [a_record()]
     journal.write(a_record().with_processes((ProcessKey(3, 4),)))
     assert journal.records() == [a_record().with_processes((ProcessKey(3, 4),))]
+
+
+def test_a_first_record_that_finds_no_room_leaves_no_draft(journal: Journal, tmp_path: Path):
+    journal.write(a_record())
+    with files_end_at(20), pytest.raises(OSError, match="No space left"):
+        journal.write(a_record("sbx-2"))
+    (tmp_path / "sandboxes" / "sbx-3.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        journal.write(a_record("sbx-3"))
+    assert sorted(path.name for path in (tmp_path / "sandboxes").iterdir()) == ["sbx-1.json", "sbx-3.json"]
 
 
 def test_this_process_is_alive_and_another_with_its_pid_would_not_be():
