@@ -13,11 +13,11 @@ import os
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 from sandbox.limits import Limits
 from sandbox.places import make_folder
@@ -92,13 +92,15 @@ class SandboxLog:
 
 
 def entries(state_dir: Path | str) -> Iterator[dict[str, Any]]:
-    """All lines that are kept, oldest first. One that was cut short is left out."""
-    path = Path(state_dir) / FILE_NAME
-    for each in (*(_older(path, number) for number in range(NUM_KEPT, 0, -1)), path):
-        with suppress(FileNotFoundError), each.open("rb") as file:
+    """All lines that are kept, oldest first. One that was cut short is left out. Holds all files open, nine
+    at most: a rotation meanwhile takes none away."""
+    with ExitStack() as opened:
+        for file in _open_all(Path(state_dir) / FILE_NAME, opened):
             for line in file:
                 with suppress(ValueError):  # no JSON, or no text: what a crash of the machine has left
-                    yield json.loads(line)
+                    entry = json.loads(line)
+                    if isinstance(entry, dict):
+                        yield cast(dict[str, Any], entry)
 
 
 def of_argv(argv: Sequence[str]) -> dict[str, object]:
@@ -126,6 +128,19 @@ def network_digest(network: Network) -> str:
 
 def _digest(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _open_all(path: Path, opened: ExitStack) -> list[BinaryIO]:
+    """Oldest first. They are looked for from the newest on, the way in which a rotation moves them: none is
+    passed by, and one that moves along is found again, further on, where its place is now."""
+    files: dict[tuple[int, int], BinaryIO] = {}
+    for place in (path, *(_older(path, number) for number in range(1, NUM_KEPT + 1))):
+        with suppress(FileNotFoundError):
+            file = opened.enter_context(place.open("rb"))
+            info = os.fstat(file.fileno())
+            key = info.st_dev, info.st_ino
+            files[key] = files.pop(key, file)
+    return list(reversed(files.values()))
 
 
 def _rotate(path: Path, fd: int) -> None:

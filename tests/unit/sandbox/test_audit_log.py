@@ -4,13 +4,17 @@ import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from cut_short import files_end_at
 
 from sandbox import audit_log
 from sandbox.audit_log import FILE_NAME, SandboxLog, entries, of_argv, policy_digest
+from sandbox.directory import owner_of
+from sandbox.errors import SandboxNotFound
 from sandbox.policy import Network, Policy
 
 
@@ -70,9 +74,54 @@ def test_what_is_missed_is_counted_in_the_next_line(tmp_path: Path):
 
 
 def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path):
-    torn = b'{"number": 1}\n{"number"\n{"number": 2}\n\xff\xfe\n\0\0\0\n{"number": 3}\n'
+    torn = b'{"number": 1}\n{"number"\n{"number": 2}\n\xff\xfe\n\0\0\0\n{"number": 3}\n5\n[1]\nnull\n"x"\n'
     (tmp_path / FILE_NAME).write_bytes(torn)
     assert numbers(tmp_path) == [1, 2, 3]
+    with pytest.raises(SandboxNotFound):
+        owner_of(tmp_path, "sbx-1")
+
+
+@pytest.fixture
+def full_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SandboxLog:
+    """Five older files and one that is soon full; no rotation drops the oldest."""
+    monkeypatch.setattr(audit_log, "MAX_BYTES", 400)
+    monkeypatch.setattr(audit_log, "NUM_KEPT", 100)
+    log = SandboxLog(tmp_path, "sbx-1")
+    for number in range(17):
+        log.write("exec", number=number, filler="x" * 50)
+    assert len(list(tmp_path.iterdir())) == 6
+    return log
+
+
+def test_a_log_that_is_rotated_while_it_is_read_is_read_whole(full_log: SandboxLog, tmp_path: Path):
+    found = entries(tmp_path)
+    seen = [next(found)["number"]]
+    for number in range(17, 40):
+        full_log.write("exec", number=number, filler="x" * 50)
+    assert [*seen, *(each["number"] for each in found)][:17] == list(range(17))
+
+
+@pytest.mark.parametrize("num_lines", [1, 5, 9, 30])
+@pytest.mark.parametrize("opened_before", range(6))
+def test_a_log_that_is_rotated_between_two_opens_is_read_whole_and_in_order(
+    full_log: SandboxLog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    opened_before: int,
+    num_lines: int,
+):
+    really_open, num_opened = Path.open, count()
+
+    def open_late(path: Path, mode: str) -> IO[Any]:
+        if next(num_opened) == opened_before:
+            for number in range(17, 17 + num_lines):
+                full_log.write("exec", number=number, filler="x" * 50)
+        return really_open(path, mode)
+
+    monkeypatch.setattr(Path, "open", open_late)
+    found = numbers(tmp_path)
+    assert found[:17] == list(range(17))
+    assert found == sorted(set(found))
 
 
 def test_a_line_behind_anothers_that_a_full_disk_has_cut_is_whole(tmp_path: Path):
