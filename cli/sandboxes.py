@@ -96,7 +96,7 @@ def run_command(
     Example: echo "print(2)" | dockyard sandbox run --stdin -- python3 -
 
     Example: echo '{"read_only": ["/root"], "timeout_s": 600}' > narrow.json; dockyard sandbox run --policy
-    narrow.json -- make test
+    narrow.json -- ls
 
     Example: dockyard sandbox run --preset package-index-only -- "pip download attrs"
 
@@ -106,7 +106,7 @@ def run_command(
     state = StateFolder(load_config().state_dir)
     if keep is not None:
         Snapshots(state.sandboxes).check_new(keep)  # before what would be lost has been done
-    stdin = sys.stdin.buffer.read() if with_stdin else b""
+    stdin = _standard_input() if with_stdin else b""
     policy = chosen_policy(policy_file, preset, gateway)
     with Sandbox.create(
         substrate=substrate, policy=policy, memory_mb=memory_mb, pids=pids,
@@ -143,7 +143,7 @@ def exec_command(
     Example: dockyard sandbox exec sbx-3f9a61c04be2d17 -- ls -l
     """
     box = sandboxes.attach(id, state_dir=_state_dir())
-    stdin = sys.stdin.buffer.read() if with_stdin else b""
+    stdin = _standard_input() if with_stdin else b""
     asked = command if len(command) > 1 else command[0]
     watching = passing_on(is_wanted=not as_json)
     result = box.commands.run(
@@ -356,3 +356,8 @@ def sweep_sandboxes(as_json: JsonFlag = False) -> None:
         print_json({"removed": [asdict(left) for left in removed]})
     for left in removed if not as_json else ():
         output.print(f"removed {left.kind} {left.name}", markup=False)
+
+
+def _standard_input() -> bytes:
+    """All of it; nothing where it is closed, as a daemon's is."""
+    return b"" if sys.stdin is None else sys.stdin.buffer.read()  # pyright: ignore[reportUnnecessaryComparison]

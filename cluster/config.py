@@ -119,8 +119,13 @@ def export_to_children(**values: str) -> None:
 def _default_state_dir() -> Path:
     if home := os.environ.get("DOCKYARD_HOME"):
         return Path(home)
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "dockyard"
+    if base := os.environ.get("XDG_STATE_HOME"):
+        return Path(base) / "dockyard"
+    try:
+        return Path.home() / ".local" / "state" / "dockyard"
+    except RuntimeError:
+        words = f"uid {os.getuid()} has no home directory that this machine knows of"
+        raise InvalidInput(words, hint="set DOCKYARD_HOME, or HOME") from None
 
 
 def _section(values: dict[str, Any], names: Sequence[str], path: Path | None) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import os
 import socket
 import threading
 import traceback
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Protocol
 from weakref import WeakSet, WeakValueDictionary
@@ -29,6 +30,7 @@ class Heirloom(Protocol):
 
 _heirlooms: WeakValueDictionary[int, Heirloom] = WeakValueDictionary()  # in the order of their making
 _sockets: WeakSet[socket.socket] = WeakSet()
+_descriptors: set[int] = set()
 _numbers = itertools.count()
 
 
@@ -40,6 +42,18 @@ def leave_in_children(heirloom: Heirloom) -> None:
 def close_in_children(sock: socket.socket) -> None:
     """A socket whose other end waits for this process to end."""
     _sockets.add(sock)
+
+
+@contextmanager
+def kept_from_children(fd: int) -> Generator[int]:
+    """A descriptor of the block, closed with it: what it holds, memory or a lock, no child keeps."""
+    _descriptors.add(fd)
+    try:
+        yield fd
+    finally:
+        if fd in _descriptors:
+            _descriptors.remove(fd)
+            os.close(fd)
 
 
 def close_left(fd: int | None) -> None:
@@ -61,6 +75,8 @@ def free(lock: threading.Lock) -> None:
 
 
 def _leave_all() -> None:
+    while _descriptors:
+        close_left(_descriptors.pop())
     for sock in list(_sockets):
         sock.close()
     for heirloom in list(_heirlooms.values()):

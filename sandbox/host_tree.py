@@ -14,6 +14,7 @@ from sandbox.arguments import check_type
 from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, is_shortage
 
 _DEEP = 100  # levels: walking holds a descriptor for each
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # which waits for no FIFO
 # What opening says of a link, of a socket, and of what has gone (or become something else) meanwhile.
 _LEFT_OUT = frozenset({errno.ELOOP, errno.ENXIO, errno.ENOENT, errno.ENOTDIR})
 
@@ -46,17 +47,44 @@ def read_tree(root: Path, *, max_bytes: int) -> Iterator[TreeItem]:
 
 
 def _items(root: Path, max_bytes: int) -> Iterator[TreeItem]:
-    left = max_bytes
-    for directory, names, files, fd in os.fwalk(root, follow_symlinks=False, onerror=_raise_unless_gone):
-        names[:] = sorted(name for name in names if not _is_link(fd, name))
-        relative = Path(directory).relative_to(root)
-        if relative != Path():
-            yield TreeItem(relative.as_posix(), 0o755, None)
-        for name in sorted(files):
-            item = _read_file(fd, name, relative, left)
-            if item is not None and item.content is not None:
-                left -= len(item.content)
-                yield item
+    left, pending = max_bytes, [Path()]
+    top = os.open(root, _DIRECTORY)
+    try:
+        while pending:
+            relative = pending.pop()
+            if (fd := _open_directory(top, relative)) is None:
+                continue
+            try:
+                if relative != Path():
+                    yield TreeItem(relative.as_posix(), 0o755, None)
+                with os.scandir(fd) as entries:
+                    found = sorted((each.name, each.is_dir(follow_symlinks=False)) for each in entries)
+                pending += [relative / name for name, is_directory in reversed(found) if is_directory]
+                for name in [name for name, is_directory in found if not is_directory]:
+                    item = _read_file(fd, name, relative, left)
+                    if item is not None and item.content is not None:
+                        left -= len(item.content)
+                        yield item
+            finally:
+                os.close(fd)
+    finally:
+        os.close(top)
+
+
+def _open_directory(top: int, relative: Path) -> int | None:
+    """Step by step, since any of them may have become a link, or a FIFO; None for one that has."""
+    fd = os.open(".", _DIRECTORY, dir_fd=top)
+    for name in relative.parts:
+        above = fd
+        try:
+            fd = os.open(name, _DIRECTORY, dir_fd=above)
+        except OSError as error:
+            error.filename = relative.as_posix()
+            _raise_unless_gone(error)
+            return None
+        finally:
+            os.close(above)
+    return fd
 
 
 def write_tree(root: Path, directories: Sequence[str], files: Mapping[str, bytes]) -> None:
@@ -134,13 +162,6 @@ def _read_file(fd: int, name: str, relative: Path, max_bytes: int) -> TreeItem |
         if len(content) > max_bytes:
             raise FileTooLarge(f"{path}: the tree is larger than allowed", path=path, number=27)
         return TreeItem(path, stat.S_IMODE(info.st_mode), content)
-
-
-def _is_link(fd: int, name: str) -> bool:
-    try:
-        return stat.S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
 
 
 def _raise_unless_gone(error: OSError) -> None:

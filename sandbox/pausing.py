@@ -141,8 +141,7 @@ class Freezer:
 
     def _thaw(self) -> None:
         """Under the lock. Nothing happens to what neither stands still nor is about to."""
-        fd, self._fd = self._fd, None
-        if fd is None:
+        if (fd := self._fd) is None:
             return
         if self._since_ns is not None:
             self._total_ns += self._clock.now_ns() - self._since_ns
@@ -153,4 +152,5 @@ class Freezer:
             if error.errno not in _ENDED:
                 raise
         finally:
+            self._fd = None  # only now: a child that begins meanwhile closes its own
             os.close(fd)

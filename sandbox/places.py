@@ -6,6 +6,7 @@ from pathlib import Path
 from types import NoneType
 
 from sandbox.arguments import check_type
+from sandbox.errors import InvalidArgument
 
 # Built from sandbox/native at set-up.
 INIT_BINARY = Path(__file__).parent / "native" / "dockyard-init"
@@ -20,12 +21,17 @@ SUPERSEDED_S = 86_400.0
 
 def default_home() -> Path:
     """The folder of all that Dockyard keeps for this user: DOCKYARD_HOME, else `dockyard` in XDG_STATE_HOME,
-    else ~/.local/state/dockyard."""
+    else ~/.local/state/dockyard. InvalidArgument where there is none."""
     # Read here and not in cluster.config, which this package may not import and which may import this one.
     if home := os.environ.get("DOCKYARD_HOME"):
         return Path(home).absolute()
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state").absolute() / "dockyard"
+    if base := os.environ.get("XDG_STATE_HOME"):
+        return Path(base).absolute() / "dockyard"
+    try:
+        return Path.home().absolute() / ".local" / "state" / "dockyard"
+    except RuntimeError:
+        words = f"uid {os.getuid()} has no home directory that this machine knows of"
+        raise InvalidArgument(words, hint="set DOCKYARD_HOME, or HOME") from None
 
 
 def default_state_dir() -> Path:

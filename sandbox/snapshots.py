@@ -25,6 +25,7 @@ from pathlib import Path
 from sandbox.arguments import check_type
 from sandbox.audit_log import SandboxLog
 from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError, UnsafePath
+from sandbox.forks import kept_from_children
 from sandbox.host_tree import remove_tree
 from sandbox.places import INIT_BINARY, default_state_dir, make_folder
 from sandbox.processes import ProcessKey
@@ -32,6 +33,7 @@ from sandbox.programs import run_program
 from sandbox.undisturbed import undisturbed_call
 
 FIRST_ID = 0x6FFF0000  # of all trees; sandboxes get others
+_NEWS_S = 0.5
 _NO_LIMIT = 1 << 62  # bytes: of a layer, which has one
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Statuses of a copy, as copy.c has them. Its words have names in them, which are the sandbox's.
@@ -108,14 +110,22 @@ class Source:
         with self._held(partial(self.within.open, "ns/user", os.O_RDONLY)) as namespace:
             yield namespace
 
+    def _check_for_a_while(self) -> None:
+        """Its end, where that is why it failed, is heard of a moment later."""
+        give_up_s = time.monotonic() + _NEWS_S
+        while time.monotonic() < give_up_s:
+            self.check()
+            time.sleep(0.005)
+
     @contextmanager
     def _held(self, opener: Callable[[], int]) -> Generator[int]:
         try:
             fd = opener()
         except OSError as error:
-            self.check()  # which is why
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                self.check()
                 raise
+            self._check_for_a_while()
             words = f"the layer of sandbox {self.sandbox_id} cannot be reached any more"
             raise SandboxError(
                 f"{words}: {error.strerror or error}",
@@ -123,11 +133,9 @@ class Source:
                 "create another",
                 sandbox_id=self.sandbox_id,
             ) from error
-        try:
+        with kept_from_children(fd):
             self.check()
             yield fd
-        finally:
-            os.close(fd)
 
 
 class Snapshots:
@@ -281,10 +289,8 @@ def _open_tree(place: Path) -> Generator[int]:
         fd = os.open(place / "tree", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise InvalidArgument(f"snapshot={place.name!r} was deleted meanwhile") from None
-    try:
+    with kept_from_children(fd):
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _is_at(fd: int, path: Path) -> bool:

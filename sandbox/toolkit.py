@@ -12,6 +12,7 @@ sweep removes it when nobody can have it any more.
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from protocol.errors import DockyardError
 from sandbox.elf import read_dynamic, replace_run_path
-from sandbox.errors import StartError, UnsupportedError
+from sandbox.errors import InvalidArgument, StartError, UnsupportedError, translated
 from sandbox.places import SUPERSEDED_S, default_state_dir, default_toolkit, make_folder
 from sandbox.programs import run_program
 
@@ -47,13 +48,21 @@ _SYSTEM_LIBRARIES = ("/usr/lib", "/lib", "/usr/lib64", "/lib64")
 def build_toolkit(into: Path) -> bool:
     """Makes the toolkit; half a minute and 100 MB, blocks. False when the one there is current.
 
-    Raises UnsupportedError when this interpreter cannot be copied, StartError when pip or the copy fails. The
-    toolkit appears as a whole, or not at all, and replaces an older one in one step.
+    Raises UnsupportedError when this interpreter cannot be copied, StartError when pip or the copy fails,
+    InvalidArgument for a place where something else is. The toolkit appears as a whole, or not at all, and
+    replaces an older one in one step.
     """
+    with translated("making the toolkit"):
+        return _build(into)
+
+
+def _build(into: Path) -> bool:
     interpreter = _base_interpreter()
     stamp = _stamp(interpreter)
     if is_current(into, stamp):
         return False
+    if os.path.lexists(into) and not (_is_of_ours(into) or (into.is_dir() and not any(into.iterdir()))):
+        raise InvalidArgument(f"into={str(into)!r} is there, and no toolkit", hint="name a new place")
     make_folder(into.parent)
     version = _version(into, stamp)
     place = Path(tempfile.mkdtemp(prefix=f".toolkit-{os.getpid()}-", dir=into.parent))
@@ -70,6 +79,13 @@ def is_current(toolkit: Path, stamp: str | None = None) -> bool:
     """True when the toolkit is there and made of this interpreter and these packages."""
     path = toolkit / _STAMP
     return path.is_file() and path.read_text() == (stamp or _stamp(_base_interpreter()))
+
+
+def _is_of_ours(place: Path) -> bool:
+    """A toolkit, or a link to where one was."""
+    is_link = place.is_symlink() and place.readlink().name.startswith(f"{place.name}-")
+    stamp = place / _STAMP
+    return is_link or (stamp.is_file() and re.fullmatch("[0-9a-f]{64}", stamp.read_text()) is not None)
 
 
 def superseded(toolkit: Path) -> list[Path]:

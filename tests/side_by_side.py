@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
@@ -24,16 +25,22 @@ def main(arguments: list[str]) -> int:
     """Interrupted, it waits for what the runs then give back: Ctrl-C reaches them by itself."""
     pytest = [sys.executable, "-m", "pytest", "-m", "not soak", *arguments]
     folders = [str(TESTS / each) for each in OF_THE_MACHINE]
+    rest = [*pytest, *(f"--ignore={each}" for each in folders), str(TESTS)]
+    runs, is_ended = list[subprocess.Popen[bytes]](), threading.Event()
+
+    def end(*_: object) -> None:
+        is_ended.set()
+        for each in runs:
+            each.send_signal(signal.SIGINT)
+
+    # Before there are runs: these begin without handlers, and with no signal ignored.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, end)
     with tempfile.TemporaryFile() as said:
-        runs = [
-            subprocess.Popen([*pytest, *folders], stdin=subprocess.DEVNULL),
-            subprocess.Popen(
-                [*pytest, *(f"--ignore={each}" for each in folders), str(TESTS)],
-                stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
-            ),
-        ]  # fmt: skip
-        signal.signal(signal.SIGINT, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: [each.send_signal(signal.SIGINT) for each in runs])
+        runs.append(subprocess.Popen([*pytest, *folders], stdin=subprocess.DEVNULL))
+        runs.append(subprocess.Popen(rest, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT))
+        if is_ended.is_set():
+            end()
         codes = [each.wait() for each in runs]
         said.seek(0)
         print("\nMeanwhile, beside it:", flush=True)

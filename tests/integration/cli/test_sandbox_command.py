@@ -22,6 +22,12 @@ def test_standard_input_reaches_the_command_where_it_is_asked_for() -> None:
     assert (done.returncode, done.stdout) == (0, b"a\xff\n")
 
 
+def test_closed_standard_input_is_an_empty_one() -> None:
+    command = f"exec {sys.executable} -m cli.main sandbox run --stdin -- cat <&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 def test_a_limit_that_bit_is_told() -> None:
     command = [sys.executable, "-m", "cli.main", "sandbox", "run", "--pids", "8", "--"]
     forks = "for n in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 5 & done; true"

@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import sandbox
+from sandbox.forks import kept_from_children
 from sandbox.layers.base import Layer
 from sandbox.layers.choice import _images
 from sandbox.pool import Pool
@@ -109,3 +112,18 @@ def test_layers_that_are_ready_stay_the_parents(tmp_path: Path):
         assert place.exists()
     finally:
         _images._pools.pop(key).close()
+
+
+def test_a_descriptor_of_a_block_is_closed_in_a_child_and_behind_it():
+    mine = os.memfd_create("block")
+    with kept_from_children(mine):
+        assert os.fstat(mine).st_size == 0
+        if (child := os.fork()) == 0:
+            try:
+                os.fstat(mine)
+            except OSError:
+                os._exit(7)
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(mine)

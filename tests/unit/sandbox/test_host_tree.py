@@ -2,8 +2,9 @@
 
 import os
 import resource
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,20 @@ def test_what_no_descriptor_is_left_for_is_an_error_not_a_gap(tmp_path: Path, nu
             next(tree)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("swap", [os.mkfifo, lambda place: place.symlink_to("/etc")])
+def test_what_becomes_something_else_before_its_turn_is_left_out(
+    tmp_path: Path, swap: Callable[[Path], None]
+):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    items = read_tree(tmp_path, max_bytes=1000)
+    assert next(items).path == "a"
+    shutil.rmtree(tmp_path / "b")
+    swap(tmp_path / "b")
+    assert [each.path for each in items] == ["a/file"]
 
 
 def test_a_tree_beyond_the_limit_is_refused(tmp_path: Path):

@@ -6,6 +6,7 @@ import pytest
 
 from cluster.config import load_config
 from cluster.state import StateFolder
+from protocol.errors import InvalidInput
 from sandbox.audit import check_integrity, leftovers, sweep
 from sandbox.audit_log import entries
 from sandbox.places import default_home, default_state_dir, default_toolkit
@@ -33,6 +34,17 @@ def test_sandboxes_and_the_command_line_mean_the_same_places(
     assert default_home() == state.root == tmp_path / expected
     assert default_state_dir() == state.sandboxes
     assert default_toolkit(default_state_dir()) == state.toolkit
+
+
+def test_where_there_is_no_home_both_say_what_to_set(monkeypatch: pytest.MonkeyPatch):
+    """As for a uid that no file of users has."""
+    for name in ("HOME", "XDG_STATE_HOME", "DOCKYARD_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", dict[int, object]().__getitem__)
+    for ask in (default_home, load_config):
+        with pytest.raises(InvalidInput, match="no home directory") as caught:
+            ask()
+        assert "DOCKYARD_HOME" in caught.value.hint
 
 
 def test_a_state_directory_may_be_a_text(tmp_path: Path) -> None:

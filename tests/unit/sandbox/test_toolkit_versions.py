@@ -14,7 +14,7 @@ import pytest
 
 from sandbox import toolkit
 from sandbox.audit import leftovers, sweep
-from sandbox.errors import StartError
+from sandbox.errors import InvalidArgument, StartError
 from sandbox.journal import Journal, Record
 from sandbox.places import SUPERSEDED_S, default_toolkit
 from sandbox.processes import boot_id, this_process
@@ -107,10 +107,37 @@ def test_a_replacement_that_is_cut_short_leaves_the_old_one(
 def test_a_plain_copy_in_its_place_is_replaced(build: Build, place: Path):
     place.mkdir(parents=True)
     (place / "python").write_text("plain")
+    (place / "VERSION").write_text(hashlib.sha256(b"plain").hexdigest())
     assert build("a")
     assert (place / "python").read_text() == "a"
     assert place.is_symlink()
     assert drafts(place) == []
+
+
+def test_what_is_no_toolkit_stays_whole(build: Build, place: Path):
+    folder = place.with_name("elsewhere")
+    folder.mkdir(parents=True)
+    (folder / "thesis").write_text("all of it")
+    (folder / "VERSION").write_text("3")
+    place.symlink_to("elsewhere")
+    with pytest.raises(InvalidArgument, match="no toolkit"):
+        build("a")
+    place.unlink()
+    folder.rename(place)
+    with pytest.raises(InvalidArgument, match="no toolkit"):
+        build("a")
+    assert (place / "thesis").read_text() == "all of it"
+    place.rename(folder)
+    place.write_text("a file")
+    with pytest.raises(InvalidArgument, match="no toolkit"):
+        build("a")
+    assert place.read_text() == "a file"
+
+
+def test_a_place_that_cannot_be_made_is_said(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError, match="making the toolkit"):
+        toolkit.build_toolkit(tmp_path / "file" / "toolkit")
 
 
 def test_what_is_in_the_way_is_named_and_left_alone(build: Build, place: Path):
