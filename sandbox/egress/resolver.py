@@ -110,7 +110,8 @@ class Resolver:
         self._failure: OSError | None = None
         self._ready = threading.Event()
         self._queries: set[_Query] = set()  # of the thread, as what follows
-        self._resting: dict[_Server, int] = {}  # until when
+        self._resting: dict[_Server, int] = {}  # until when, as what follows
+        self._again: dict[Callable[[], None], int] = {}
         self._thread = TimelyThread(self._run, name="resolver")
         try:
             self._thread.start()
@@ -127,6 +128,10 @@ class Resolver:
         """Has the thread call `on_ready` whenever `fd` is readable. OSError when it cannot."""
         if not self._do(lambda: self._selector.register(fd, selectors.EVENT_READ, on_ready)):
             raise OSError(errno.EBADF, "the resolver has ended")
+
+    def try_again(self, work: Callable[[], None]) -> None:
+        """On its thread: has `work` called there once more, after a moment."""
+        self._again[work] = self._clock.now_ns() + REST_NS
 
     def serve(self, listener: socket.socket, client: Client) -> Callable[[], None]:
         """Answers what comes in at a bound UDP socket, which is the resolver's from now on. Returns what ends
@@ -235,9 +240,8 @@ class Resolver:
             time.sleep(_REST_S)
 
     def _timeout_s(self) -> float | None:
-        first_ns = min(
-            (*(query.deadline_ns for query in self._queries), *self._resting.values()), default=None
-        )
+        until_ns = (*self._resting.values(), *self._again.values())
+        first_ns = min((*(query.deadline_ns for query in self._queries), *until_ns), default=None)
         return None if first_ns is None else max(0.0, (first_ns - self._clock.now_ns()) / 1e9)
 
     def _on_wake(self) -> None:
@@ -345,6 +349,9 @@ class Resolver:
             with suppress(KeyError):  # it listens still
                 self._listen(server)
             del self._resting[server]
+        for work in [each for each, until_ns in self._again.items() if until_ns <= now_ns]:
+            del self._again[work]
+            work()
 
     def _finish(
         self, query: _Query, code: int, addresses: tuple[messages.Address, ...] = (), ttl_s: int = 0

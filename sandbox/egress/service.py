@@ -91,6 +91,7 @@ class Egress:
             on_failure.callback(self._addresses.close)
             self.fence = Fence(self._look(), self._on_refusal)
             on_failure.callback(self.fence.close)
+            self._is_renewed = True  # of the resolver's thread
             self._trunk = Trunk(self._uplink, cgroups.state_key(state_dir), self.fence.lead)
             on_failure.callback(self._trunk.close)
             self.resolver = Resolver(
@@ -202,10 +203,19 @@ class Egress:
                 "sandboxes reach nothing any more, since this machine's addresses are unknown: %s", error
             )
             return
+        self._renew()
+
+    def _renew(self) -> None:
+        """As `Trunk.renew`; for as long as that fails, for want of descriptors say, it is tried again."""
         try:
             self._trunk.renew()
-        except OSError as error:
-            _log.warning("sandboxes reach nothing by version 6 any more: %s", error)
+            self._is_renewed = True
+        except Exception as error:
+            self.resolver.try_again(self._renew)
+            if self._is_renewed:  # one line, whatever number of attempts
+                words = "could not be looked at, and is again until it can"
+                _log.warning("whether sandboxes still reach anything by version 6 %s: %s", words, error)
+            self._is_renewed = False
 
     def _make_link(self) -> links.Link:
         """On any thread, and on several at a time."""

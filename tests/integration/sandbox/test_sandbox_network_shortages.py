@@ -154,6 +154,38 @@ def test_a_renewal_that_fails_half_way_is_made_up_for(tmp_path: Path, monkeypatc
     os.close(uplink)
 
 
+def test_a_renewal_that_fails_is_tried_again_until_it_does_not(
+    world: Internet,
+    create,
+    state_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """Though no other address changes; and what is not known is not said."""
+    egress = Egress(state_dir, uplink=world.path, nameserver=NAMESERVER, num_spare=0)
+    turn_on, failed, is_short = Trunk._turn_on, list[Trunk](), [True]
+
+    def turn_on_or_fail(self: Trunk) -> None:
+        if is_short:
+            failed.append(self)
+            raise OSError(errno.EMFILE, "no descriptor")
+        turn_on(self)
+
+    with create(policy=presets.open_internet(), egress=egress) as box:
+        monkeypatch.setattr(Trunk, "_turn_on", turn_on_or_fail)
+        namespaces.run_in(world.namespace, lambda: turn_version_6("1"))
+        namespaces.run_in(world.namespace, lambda: turn_version_6("0"))
+        namespaces.configure(world.namespace, [f"route add local {HOST_6}/128 dev lo"])
+        wait_until(lambda: len(failed) > 20)
+        is_short.clear()
+        wait_until(lambda: attempt(box, *BOTH)[0] == ["hello", "hello"])
+        assert not egress.resolver._again
+    said = [each.getMessage() for each in caplog.records if "version 6" in each.getMessage()]
+    assert len(said) == 1
+    assert "could not be looked at" in said[0]
+    egress.close()
+
+
 def routes() -> list[str]:
     words = ("route show", "neighbour show")
     found = [subprocess.check_output(["ip", "-6", *each.split()], text=True) for each in words]
