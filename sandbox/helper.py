@@ -1,26 +1,32 @@
 """An ordinary user's connection to the helper that root runs for him (sandbox/privileged): cgroups, ids and
 networks for his sandboxes. What it gives goes when the connection ends, however this process ends."""
 
+import errno
 import json
 import os
 import select
 import socket
 import struct
 import threading
+import time
+from array import array
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sandbox import cgroups
-from sandbox.errors import CapacityError, StartError
+from sandbox.errors import CapacityError, StartError, is_shortage
 from sandbox.forks import free
 from sandbox.places import helper_socket
 
 _PATIENCE_S = 30.0  # a link of each other process of this user's may come first
+_LATE_PATIENCE_S = 0.1  # of who tells one that has not answered what to give back
+_MOST_OPENINGS, _MOMENT_S = 200, 0.05  # while what another owner of the state has left ends
 _MOST_BYTES = 2048
 _PEER = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _MAPS = ("allowed", "attached", "counts", "events", "links")
+_ROOM = socket.CMSG_LEN(len(_MAPS) * array("i").itemsize)
 _LINK_ATTEMPTS = 8  # for an address that nobody else has drawn
 
 
@@ -36,13 +42,19 @@ class Linked:
 
 class Helper:
     """One connection, for one state directory. Thread-safe; each request blocks for its answer. What comes
-    too late is nobody's answer, and what was asked for is done all the same: `release` undoes it."""
+    too late is nobody's answer, and what was asked for is done all the same: `release` undoes it. Who has
+    waited behind a request without an answer is told the same, at once."""
 
     def __init__(self, connection: socket.socket, state: str) -> None:
         self._connection, self._state = connection, state
         self._lock = threading.Lock()  # one request at a time
         self._number = 0  # of the last one
-        self._ask("open", state)
+        self._late = 0  # the last one, where it has had no answer
+        try:
+            self._open()
+        except BaseException:
+            connection.close()
+            raise
 
     def hierarchies(self) -> tuple[cgroups.Hierarchy, ...]:
         """Trees of cgroups in which this user may make groups of this state. StartError, CapacityError."""
@@ -50,7 +62,7 @@ class Helper:
         if not (
             found := cgroups.find_hierarchies(below=below)
         ):  # or a sweep took the folder while it was empty
-            self._ask("open", self._state)
+            self._open()
             found = cgroups.find_hierarchies(below=below)
         return found
 
@@ -67,7 +79,7 @@ class Helper:
     def link(self, sandbox_id: str, pid: int) -> Linked:
         """Fences the sandbox's cgroup and gives the network namespace of a process a link, through which
         nothing passes yet. StartError, CapacityError."""
-        namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        namespace = _opened(f"/proc/{pid}/ns/net", os.O_RDONLY, sandbox_id)
         try:
             for attempt in range(_LINK_ATTEMPTS):
                 try:
@@ -82,7 +94,8 @@ class Helper:
             os.close(namespace)
 
     def release(self, sandbox_id: str) -> None:
-        """Gives back what is the sandbox's. Nothing there, or nobody there any more, is no error."""
+        """Gives back what is the sandbox's. Nothing there, or nobody there any more, is no error; behind a
+        request without an answer it is sent, and not waited for."""
         with suppress(StartError, CapacityError):
             self._ask("release", sandbox_id)
 
@@ -106,41 +119,62 @@ class Helper:
         self._lock = threading.Lock()
         self._connection.close()
 
+    def _open(self) -> None:
+        """Others are served between the attempts, while what another owner of the state has left ends."""
+        said = dict[str, Any]()
+        for _ in range(_MOST_OPENINGS):
+            said, _ = self._exchange("open", self._state)
+            if said.get("refused") != "busy":
+                break
+            time.sleep(_MOMENT_S)
+        _check(said, self._state)
+
     def _ask_about(self, verb: str, name: str, path: str, flags: int) -> None:
-        fd = os.open(path, flags | os.O_CLOEXEC)
+        fd = _opened(path, flags, name)
         try:
             self._ask(verb, name, fd)
         finally:
             os.close(fd)
 
     def _ask(self, verb: str, name: str, *fds: int) -> tuple[dict[str, Any], list[int]]:
+        said, given = self._exchange(verb, name, *fds)
+        _check(said, name)
+        return said, given
+
+    def _exchange(self, verb: str, name: str, *fds: int) -> tuple[dict[str, Any], list[int]]:
+        late, is_release = self._late, verb == "release"
         with self._lock:
-            self._number += 1
-            record = json.dumps([verb, name, self._number]).encode()
             try:
-                socket.send_fds(self._connection, [record], list(fds), socket.MSG_NOSIGNAL)
-                said, given = self._hear(self._number)
+                if self._late not in (0, late) and not is_release:
+                    raise TimeoutError("timed out")
+                self._number += 1
+                self._connection.settimeout(_LATE_PATIENCE_S if self._late and is_release else _PATIENCE_S)
+                record = json.dumps([verb, name, self._number]).encode()
+                # Not socket.send_fds, nor recv_fds: they ignore their flags.
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
+                self._connection.sendmsg([record], [rights], socket.MSG_NOSIGNAL)
+                heard = self._hear(self._number)
             except OSError as error:
-                raise _failed(f"the helper does not answer: {error}", name) from error
-        if "refused" not in said:
-            return said, given
-        if said["refused"] == "full":
-            raise CapacityError(f"helper: {said['words']}", hint="end other sandboxes", sandbox_id=name)
-        raise _failed(f"helper: {said['refused']}: {said['words']}", name)
+                self._late = self._number if isinstance(error, TimeoutError) else 0
+                raise _failed(f"the helper does not answer: {error}", name, error.errno) from error
+            self._late = 0
+        return heard
 
     def _hear(self, number: int) -> tuple[dict[str, Any], list[int]]:
         """The answer to that request, behind those that came too late for others."""
         while True:
-            data, given, _, _ = socket.recv_fds(
-                self._connection, _MOST_BYTES, len(_MAPS), socket.MSG_CMSG_CLOEXEC
-            )
+            data, ancillary, flags, _ = self._connection.recvmsg(_MOST_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
+            given = array("i", b"".join(content for _, _, content in ancillary)).tolist()
             if not data:
                 raise ConnectionResetError("it has ended, or serves as many processes as it can")
             said: dict[str, Any] = json.loads(data)
-            if said["request"] == number:
+            is_late, is_cut = said["request"] != number, flags & socket.MSG_CTRUNC
+            if not (is_late or is_cut):
                 return said, given
             for fd in given:
                 os.close(fd)
+            if not is_late:
+                raise OSError(errno.EMFILE, "no descriptor is free for what it gives")
 
 
 def shared_helper(state_dir: Path) -> Helper | None:
@@ -196,6 +230,26 @@ def _connect(place: Path) -> socket.socket | None:
     return None
 
 
-def _failed(words: str, name: str) -> StartError:
+def _opened(path: str, flags: int, name: str) -> int:
+    try:
+        return os.open(path, flags | os.O_CLOEXEC)
+    except OSError as error:
+        raise _failed(f"{path}: {error.strerror}", name, error.errno) from error
+
+
+def _check(said: dict[str, Any], name: str) -> None:
+    """That it is no refusal."""
+    if (refused := said.get("refused")) is None:
+        return
+    if refused in ("full", "busy"):
+        raise CapacityError(f"helper: {said['words']}", hint="end other sandboxes", sandbox_id=name)
+    raise _failed(f"helper: {refused}: {said['words']}", name, said.get("errno"))
+
+
+def _failed(words: str, name: str, number: int | None) -> StartError | CapacityError:
+    """`number`: an errno, of us or of the helper."""
+    if is_shortage(OSError(number, "")):
+        hint = "close or end something, or raise the limit (`ulimit -n`), and try again"
+        return CapacityError(words, hint=hint, sandbox_id=name)
     hint = "see what `dockyard node helper`, which root has started, says"
     return StartError(words, phase="privilege", hint=hint, sandbox_id=name)

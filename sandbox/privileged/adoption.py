@@ -10,7 +10,7 @@ _NEWNET = 0x40000000
 
 
 class Refused(Exception):
-    """Ends a request, not the connection. Of a name (bad-record, foreign, not-yours, full) and words."""
+    """Ends a request, no connection. Of a name (bad-record, foreign, not-yours, full, busy) and words."""
 
 
 def checked_pid(process: int, uid: int) -> int:

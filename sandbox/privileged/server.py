@@ -1,5 +1,6 @@
 """Connections, one request at a time: a packet of JSON with a verb and a name, and a descriptor for some."""
 
+import errno
 import json
 import os
 import re
@@ -16,7 +17,6 @@ from sandbox.privileged.networks import Programs, remove_links
 from sandbox.privileged.ranges import NUM_IDS, Ranges
 
 _MOST_CALLERS, _MOST_SANDBOXES, _MOST_BYTES, _ATTEMPTS, _LINKS_AT_ONCE = 8, 4096, 512, 2000, 4
-_NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL | socket.MSG_CMSG_CLOEXEC
 _MAPS = ("allowed", "attached", "counts", "events", "links")
 _Answer = tuple[dict[str, object], list[int]]
 
@@ -27,8 +27,8 @@ class Caller:
     def __init__(self, connection: socket.socket, node: "Node") -> None:
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("=iII"))
         _, self._uid, self._gid = struct.unpack("=iII", peer)
-        self.connection, self._node, self.fileno = connection, node, connection.fileno
-        self.state = ""
+        connection.setblocking(False)  # the flags of send_fds and recv_fds have no effect
+        self.connection, self._node, self.fileno, self.state = connection, node, connection.fileno, ""
         self.ids: dict[str, int] = {}  # the first of each sandbox
         self._links: dict[str, str] = {}
         self._number: object = None  # of the request under way
@@ -36,21 +36,21 @@ class Caller:
 
     def serve(self) -> bool:
         """One request. False when there will be no more."""
-        data, fds, given, self._number = b"", list[int](), list[int](), None
+        data, fds, flags, given, self._number = b"", list[int](), 0, list[int](), None
         try:
-            data, fds, _, _ = socket.recv_fds(self.connection, _MOST_BYTES + 1, 2, _NOW)
+            data, fds, flags, _ = socket.recv_fds(self.connection, _MOST_BYTES + 1, 2)
             reply, given = self._answer(data, fds)
         except Exception as error:  # whatever a record makes of us, the next one is served
             name, words = error.args if isinstance(error, Refused) else ("failed", str(error))
-            reply = {"refused": name, "words": words[:_MOST_BYTES]}
+            number = errno.EMFILE if flags & socket.MSG_CTRUNC else getattr(error, "errno", None)
+            reply = {"refused": name, "words": words[:_MOST_BYTES], "errno": number}
         finally:
             for fd in fds:
                 os.close(fd)
         said = json.dumps(reply | {"request": self._number}).encode()
-        try:
-            return bool(data and socket.send_fds(self.connection, [said], given, _NOW))
-        except OSError:  # it does not read, or is gone
-            return False
+        with suppress(OSError):  # it does not read, or is gone
+            return bool(data and socket.send_fds(self.connection, [said], given))
+        return False
 
     def cut(self) -> bool:
         """Removes a few links, which take 20 ms each, and then lets go. Whether there were some. OSError."""
@@ -81,8 +81,8 @@ class Caller:
     def _open(self, state: str) -> _Answer:
         if self._node.bounds and any(each.state not in ("", state) for each in self._node.callers):
             raise Refused("full", "with bounds a user has one state directory at a time")
-        if self._node.settle(state):
-            raise Refused("full", "what another owner of this state has left has not ended yet")
+        if self._node.bury(state):  # on which no other request waits
+            raise Refused("busy", "what another owner of this state has left has not ended yet")
         for top in self._node.tops:
             groups.hand_over(top / state, self._uid, self._gid)
         bounds.bound([top / state for top in self._node.tops], self._node.bounds)
@@ -146,7 +146,7 @@ class Node:
         """Until a signal; then all ends that was made."""
         try:
             while True:
-                wait_s = 0.01 if self._bury() | self._cut() else None
+                wait_s = 0.01 if self.bury() | self._cut() else None
                 ears = [self._addresses, self._listener, *self.callers]
                 for ready in select.select(ears, [], [], wait_s)[0]:
                     if ready is self._addresses:
@@ -169,13 +169,13 @@ class Node:
         for programs in [each.programs for each in self.callers + self._leaving if each.programs]:
             programs.deny(self.denials)
 
-    def settle(self, state: str = "") -> bool:
-        """Until nothing is left of those who are gone, or of a state's folders. Whether something is."""
-        for _ in filter(lambda _: self._bury(state) | (not state and self._cut()), range(_ATTEMPTS)):
+    def settle(self) -> None:
+        """Until nothing is left of those who are gone."""
+        for _ in filter(lambda _: self.bury() | self._cut(), range(_ATTEMPTS)):
             select.select([], [], [], 0.005)
-        return self._bury(state)
 
-    def _bury(self, state: str = "") -> bool:
+    def bury(self, state: str = "") -> bool:
+        """What the kernel lets go of now. Whether something is left, or of a state's folders."""
         doomed = [([each for each in places if groups.bury(each)], firsts) for places, firsts in self.doomed]
         self.ranges.give_back(first for places, firsts in doomed if not places for first in firsts)
         self.doomed = [each for each in doomed if each[0]]

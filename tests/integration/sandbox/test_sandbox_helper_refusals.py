@@ -212,6 +212,40 @@ def test_ids_rest_until_a_sandboxs_groups_are_gone(user: User):
     wait_until(lambda: groups_of_user() == [])
 
 
+STAYS = (
+    CALLER
+    + r"""
+import subprocess, time
+ask(["open", own, 7])
+mine = f"/sys/fs/cgroup/pids/dockyard/{own}/mine"
+os.mkdir(mine)
+stays = subprocess.Popen(["sleep", "60"])
+open(f"{mine}/cgroup.procs", "w").write(str(stays.pid))
+one.close()
+one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+one.connect(os.environ["DOCKYARD_HELPER"])
+began = time.monotonic()
+seen["meanwhile"] = [ask(["open", own, 7]) for _ in range(5)]
+seen["took_s"] = time.monotonic() - began
+stays.kill()
+while ask(["open", own, 7]) == "busy":
+    time.sleep(0.01)
+seen["is there"] = os.path.isdir(os.path.dirname(mine)) and not os.path.isdir(mine)
+print(json.dumps(seen))
+"""
+)
+
+
+def test_nobody_waits_behind_what_an_owner_has_left_in_his_state(user: User):
+    """A process of his own there, which no tree of version 1 lets the helper end."""
+    with user.helped():
+        seen = user.run(STAYS)
+        wait_until(lambda: groups_of_user() == [])
+    assert seen["meanwhile"] == ["busy"] * 5
+    assert seen["took_s"] < 2
+    assert seen["is there"]
+
+
 def test_another_user_is_refused_even_where_he_can_open_the_socket(user: User):
     with user.helped():
         words = {**user.words(CALLER + "print(json.dumps(ask({'open': own})))"), "user": 1, "group": 1}

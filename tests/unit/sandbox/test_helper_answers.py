@@ -1,19 +1,25 @@
 """What a helper says too late is nobody's answer, and nobody takes it for the helper's end."""
 
+import errno
 import json
 import os
+import resource
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sandbox import helper
-from sandbox.errors import StartError
+from sandbox.errors import CapacityError, StartError
 from sandbox.helper import Helper
 
 STATE = "u1x0123456789ab"
+PATIENCE_S = 0.3
 
 
 class Slow:
@@ -21,22 +27,33 @@ class Slow:
 
     def __init__(self) -> None:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        theirs.settimeout(0.1)
-        opening = threading.Thread(target=lambda: self.answer(*self.hear()))
-        opening.start()
-        self.helper = Helper(theirs, STATE)
-        opening.join()
+        with self.answering({"refused": "busy", "words": "not yet"}, {}):
+            self.helper = Helper(theirs, STATE)
 
-    def hear(self) -> list[str | int]:
+    def hear(self) -> list[Any]:
         return json.loads(self.connection.recv(512))
 
-    def answer(self, verb: str, name: str, number: int, *fds: int, **said: str) -> None:
+    def answer(self, verb: str, name: str, number: int, /, *fds: int, **said: Any) -> None:
         packet = json.dumps({**said, "request": number}).encode()
         socket.send_fds(self.connection, [packet], list(fds))
 
+    @contextmanager
+    def answering(self, *answers: dict[str, Any], fds: tuple[int, ...] = ()) -> Generator[None]:
+        """One request each, on a thread."""
+
+        def answer_all() -> None:
+            for said in answers:
+                self.answer(*self.hear(), *fds, **said)
+
+        thread = threading.Thread(target=answer_all)
+        thread.start()
+        yield
+        thread.join()
+
 
 @pytest.fixture
-def slow() -> Iterator[Slow]:
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    monkeypatch.setattr(helper, "_PATIENCE_S", PATIENCE_S)
     one = Slow()
     yield one
     one.connection.close()
@@ -54,11 +71,8 @@ def test_a_late_answer_is_not_the_next_ones(slow: Slow):
     before = num_fds()
     with Path("/dev/null").open() as file:
         slow.answer(*slow.hear(), file.fileno())
-    answering = threading.Thread(target=lambda: slow.answer(*slow.hear(), refused="failed", words="no"))
-    answering.start()
-    with pytest.raises(StartError, match="failed: no"):
+    with slow.answering({"refused": "failed", "words": "no"}), pytest.raises(StartError, match="failed: no"):
         slow.helper.join("sbx-1", os.getpid())
-    answering.join()
     assert num_fds() == before
 
 
@@ -72,3 +86,72 @@ def test_who_has_answered_late_has_not_ended(slow: Slow, monkeypatch: pytest.Mon
     assert helper.shared_helper(tmp_path) is slow.helper
     slow.connection.close()
     assert helper.shared_helper(tmp_path) is None
+
+
+def test_who_waits_behind_a_request_without_an_answer_is_told_the_same_at_once(slow: Slow):
+    """What is to be given back is said all the same."""
+    errors = list[str]()
+
+    def adopt() -> None:
+        with pytest.raises(StartError) as caught:
+            slow.helper.adopt("sbx-1", os.getpid())
+        errors.append(caught.value.message)
+
+    threads = [threading.Thread(target=adopt) for _ in range(8)]
+    threads += [threading.Thread(target=slow.helper.release, args=(f"sbx-{at}",)) for at in range(3)]
+    began = time.monotonic()
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert time.monotonic() - began < 6 * PATIENCE_S
+    assert len(errors) == 8
+    assert {*errors} == {"the helper does not answer: timed out"}
+    slow.connection.setblocking(False)
+    heard = list[list[Any]]()
+    with suppress(BlockingIOError):
+        while True:
+            heard.append(slow.hear())
+    assert sorted(name for verb, name, _ in heard if verb == "release") == ["sbx-0", "sbx-1", "sbx-2"]
+    slow.connection.setblocking(True)
+    for each in heard:
+        slow.answer(*each)
+    with slow.answering({}, {}):
+        for _ in range(2):
+            slow.helper.join("sbx-1", os.getpid())
+
+
+@contextmanager
+def free_descriptors(number: int) -> Generator[None]:
+    """No more than these."""
+    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(number):
+            os.close(taken.pop())
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_an_owner_short_of_descriptors_is_told_so_and_loses_none(slow: Slow, number: int):
+    """For the network that it shows, then for each of the maps that it is given."""
+    before = num_fds()
+    answers = [{"ifindex": 1, "number": 1}] if number else []
+    with Path("/dev/null").open() as file, slow.answering(*answers, fds=(file.fileno(),) * 5):
+        with free_descriptors(number), pytest.raises(CapacityError) as caught:
+            slow.helper.link("sbx-1", os.getpid())
+        assert "no descriptor is free" in caught.value.message or not number
+    assert num_fds() == before
+
+
+def test_a_want_of_the_helpers_is_one(slow: Slow):
+    refusal = {"refused": "failed", "words": "Too many open files", "errno": errno.EMFILE}
+    with slow.answering(refusal), pytest.raises(CapacityError, match="Too many open files"):
+        slow.helper.adopt("sbx-1", os.getpid())
