@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
-from sandbox.errors import StartError
+from sandbox.errors import CapacityError, StartError
 from sandbox.forks import close_in_children
 from sandbox.memory_files import memory_file
 from sandbox.nursery import Launcher, shared_nursery
@@ -157,7 +157,10 @@ class _Adoption:
         ValueError, OSError, and what adopting raises."""
         self._theirs.close()
         self._ours.settimeout(patience_s)
-        data, fds, _, _ = socket.recv_fds(self._ours, FRAME_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC)
+        data, fds, flags, _ = socket.recv_fds(self._ours, FRAME_BYTES + 1, 1)
+        if flags & socket.MSG_CTRUNC:  # or it would have no network, without a word
+            hint = "close something, or raise the limit (`ulimit -n`), and try again"
+            raise CapacityError("no descriptor is free for a sandbox's resolver", hint=hint)
         if not data:
             raise ValueError("its launcher ended before it had ids")
         resolver = socket.socket(fileno=fds[0]) if fds else None

@@ -17,6 +17,7 @@ import pytest
 from sandbox import helper
 from sandbox.errors import CapacityError, StartError
 from sandbox.helper import Helper
+from sandbox.launcher import _Adoption
 
 STATE = "u1x0123456789ab"
 PATIENCE_S = 0.3
@@ -149,6 +150,24 @@ def test_an_owner_short_of_descriptors_is_told_so_and_loses_none(slow: Slow, num
             slow.helper.link("sbx-1", os.getpid())
         assert "no descriptor is free" in caught.value.message or not number
     assert num_fds() == before
+
+
+def test_a_sandbox_whose_resolver_finds_no_descriptor_does_not_start():
+    """Rather than without its network."""
+
+    class Adopter:
+        def adopt(self, pid: int) -> None:
+            raise AssertionError("it is adopted")
+
+        def join(self, pid: int, resolver: socket.socket | None) -> None:
+            raise AssertionError("it starts")
+
+    with _Adoption(Adopter()) as adoption:
+        with Path("/dev/null").open() as file:
+            socket.send_fds(adoption._theirs, [b"x"], [file.fileno()])
+        adoption._theirs.close()
+        with free_descriptors(0), pytest.raises(CapacityError, match="no descriptor is free"):
+            adoption.serve(os.getpid(), 1)
 
 
 def test_a_want_of_the_helpers_is_one(slow: Slow):
