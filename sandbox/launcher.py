@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
-from sandbox.errors import CapacityError, StartError
+from sandbox.errors import CapacityError, StartError, is_shortage
 from sandbox.forks import close_in_children
 from sandbox.memory_files import memory_file
 from sandbox.nursery import Launcher, shared_nursery
@@ -105,7 +105,7 @@ def launch(
                     errors=errors, adoption=adoption,
                 )  # fmt: skip
             except OSError as error:
-                raise _start_error(sandbox_id, str(error)) from error
+                raise _start_error(sandbox_id, "", error) from error
             theirs.close()  # or the stream would not end with the sandbox
             on_failure.callback(_end, launcher)
             meanwhile()
@@ -116,7 +116,7 @@ def launch(
                 launched = _settle(launcher, plan, ours, init_pid)
             except (OSError, ValueError) as error:
                 _end(launcher)
-                raise _start_error(sandbox_id, _read_failure(errors) or str(error)) from error
+                raise _start_error(sandbox_id, _read_failure(errors), error) from error
         on_failure.pop_all()
     return launched
 
@@ -219,9 +219,13 @@ def _await_hello(control: socket.socket, patience_s: float) -> int:
     return pid
 
 
-def _start_error(sandbox_id: str, words: str) -> StartError:
+def _start_error(sandbox_id: str, words: str, error: OSError | ValueError) -> StartError | CapacityError:
+    """`words`: what the sandbox's own side says of it, if anything."""
+    if not words and isinstance(error, OSError) and is_shortage(error):
+        hint = "close or end something, or raise the limit (`ulimit -n`, `ulimit -u`), and try again"
+        return CapacityError(f"sandbox {sandbox_id} did not start: {error}", hint=hint, sandbox_id=sandbox_id)
     return StartError(
-        f"sandbox {sandbox_id} did not start: {words}",
+        f"sandbox {sandbox_id} did not start: {words or error}",
         phase="launch",
         hint="`dockyard doctor` says what this host lacks",
         sandbox_id=sandbox_id,

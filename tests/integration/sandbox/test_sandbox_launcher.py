@@ -1,15 +1,18 @@
 """Who is left of those that have made a `container`, and in which cgroups they are."""
 
 import os
+import resource
 import shutil
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from sandbox import Sandbox
 from sandbox.cgroups import members
+from sandbox.errors import CapacityError
 from sandbox.journal import Journal
 from sandbox.nursery import shared_nursery
 from sandbox.places import INIT_BINARY
@@ -83,3 +86,28 @@ def command_line(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return b""
+
+
+def test_whatever_descriptor_a_launch_lacks_is_a_shortage(create):
+    """Of ours, beside what the nursery and what other sandboxes have open."""
+    create().kill()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    refused = 0
+    for num_free in range(40):
+        taken = list[int]()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+        try:
+            with suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            for _ in range(num_free):
+                os.close(taken.pop())
+            create().kill()
+            break
+        except CapacityError:
+            refused += 1
+        finally:
+            for fd in taken:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert 3 < refused < 40
