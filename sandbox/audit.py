@@ -19,6 +19,7 @@ from sandbox.egress import links
 from sandbox.host_tree import remove_tree
 from sandbox.journal import Journal, Record
 from sandbox.layers import loops, residue
+from sandbox.listings import list_folder
 from sandbox.places import INIT_BINARY, chosen_state_dir, default_toolkit
 from sandbox.policy.apparmor_profiles import LoadedProfiles
 from sandbox.processes import ProcessKey, boot_id, command_line, command_lines, find_process
@@ -188,8 +189,8 @@ def _superseded(state: Path) -> list[Leftover]:
 
 def _drafts(state: Path) -> Iterator[Leftover]:
     """Drafts whose maker, whose pid is in the name, has gone."""
-    drafts = default_toolkit(state).parent.glob(".toolkit-*")
-    for path in (*state.glob("images/draft-*"), *drafts):
+    drafts = default_toolkit(state).parent.glob(".toolkit-*")  # none where it may not be listed, as /home
+    for path in (*list_folder(state / "images", "draft-*"), *drafts):
         pid = path.name.split("-")[1]
         if not pid.isdecimal() or find_process(int(pid)) is None:
             yield Leftover("directory", str(path))

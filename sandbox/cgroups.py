@@ -5,6 +5,7 @@ directory: so everything under a STATE that no journal knows is a leftover, whoe
 """
 
 import atexit
+import errno
 import hashlib
 import os
 import signal
@@ -20,6 +21,7 @@ from typing import Literal
 from sandbox.errors import CapacityError
 from sandbox.kernel_files import read_small, write_small
 from sandbox.limits import LimitName, Limits
+from sandbox.listings import list_folder
 from sandbox.refusals import Attempt, Counts
 
 # Buffers of sockets, which version 1 counts apart from other memory: that much more in proportion, at least.
@@ -234,11 +236,11 @@ def remove_abandoned(roots: Sequence[Path], now_s: float) -> None:
     A sandbox that lives has its init in its group; one that is being made has had its group for a moment.
     """
     for root in roots:
-        for group in (root / TOP).glob("*/*/"):
-            with suppress(OSError):  # in use, or gone meanwhile
-                if now_s - group.stat().st_mtime > ABANDONED_S:
-                    group.rmdir()
-        for state in (root / TOP).glob("*/"):
+        for state in _folders(root / TOP):
+            for group in _folders(state):
+                with suppress(OSError):  # in use, or gone meanwhile
+                    if now_s - group.stat().st_mtime > ABANDONED_S:
+                        group.rmdir()
             with suppress(OSError):
                 state.rmdir()
 
@@ -272,17 +274,18 @@ def members(path: Path) -> list[int]:
     """Pids in a group and below it."""
     pids: list[int] = []
     for each in _subtree(path):
-        try:
+        with _unless_gone():
             pids += [int(pid) for pid in (each / "cgroup.procs").read_text().split()]
-        except FileNotFoundError:
-            continue
     return pids
 
 
 def list_groups(roots: Sequence[Path], state: str) -> list[Path]:
     """Every sandbox's group of this state directory."""
-    parents = [root / TOP / state for root in roots]
-    return [path for parent in parents if parent.is_dir() for path in parent.iterdir() if path.is_dir()]
+    return [group for root in roots for group in _folders(root / TOP / state)]
+
+
+def _folders(parent: Path) -> list[Path]:
+    return [path for path in list_folder(parent) if path.is_dir()]
 
 
 def mount_roots(mounts: Path = Path("/proc/mounts")) -> tuple[Path, ...]:
@@ -386,8 +389,17 @@ def _subtree(path: Path) -> Iterator[Path]:
 
 def _field(path: str, name: str) -> int:
     """0 where there is no such file."""
-    try:
+    text = ""
+    with _unless_gone():
         text = read_small(path)
-    except FileNotFoundError:
-        return 0
     return next((int(line.split()[1]) for line in text.splitlines() if line.split()[:1] == [name]), 0)
+
+
+@contextmanager
+def _unless_gone() -> Generator[None]:
+    """A file of a group's is read, which may go before it is opened or, ENODEV, after that."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise

@@ -8,7 +8,6 @@ import hashlib
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.host_tree import remove_tree
+from sandbox.listings import age_s, list_folder
 from sandbox.places import SUPERSEDED_S, make_folder
 
 SKELETON_VERSION = 3
@@ -139,9 +139,9 @@ def _interpreters(stamp: _Stamp | None) -> tuple[Path, ...]:
 def superseded(state_dir: Path, init: Path) -> list[Path]:
     """Skeletons of keys that hold no more, when the one that holds is a day old or older."""
     current = _skeleton(state_dir, init) if init.is_file() else None
-    if current is None or not current.is_dir() or time.time() - current.stat().st_mtime < SUPERSEDED_S:
+    if current is None or age_s(current) < SUPERSEDED_S:
         return []
-    return [path for path in sorted(current.parent.glob("host-*")) if path != current]
+    return [path for path in list_folder(current.parent, "host-*") if path != current]
 
 
 def _skeleton(state_dir: Path, init: Path) -> Path:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from sandbox.listings import list_folder
 from sandbox.places import make_folder
 from sandbox.processes import ProcessKey, find_process
 from sandbox.whole_lines import append_line
@@ -72,17 +73,14 @@ class Journal:
         return _load(self._path(sandbox_id))
 
     def records(self) -> list[Record]:
-        """All records, by id. A file that is no record (a draft cut short) is not one of them."""
-        if not self._directory.is_dir():
-            return []
-        found = [_load(path) for path in sorted(self._directory.glob("*.json"))]
+        """All records, by id. A file that is no record (a draft cut short) is not one of them.
+        PermissionError where they are another user's."""
+        found = [_load(path) for path in list_folder(self._directory, "*.json")]
         return [record for record in found if record is not None]
 
     def strays(self) -> list[Path]:
         """Files here that are no records: drafts of an owner that died while writing."""
-        if not self._directory.is_dir():
-            return []
-        return [path for path in sorted(self._directory.iterdir()) if self._is_stray(path)]
+        return [path for path in list_folder(self._directory) if self._is_stray(path)]
 
     def remove_stray(self, path: Path) -> None:
         """One of `strays`, unless it has gone or become a record since. Idempotent."""

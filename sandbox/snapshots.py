@@ -27,6 +27,7 @@ from sandbox.audit_log import SandboxLog
 from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError, UnsafePath
 from sandbox.forks import kept_from_children
 from sandbox.host_tree import remove_tree
+from sandbox.listings import list_folder
 from sandbox.places import INIT_BINARY, default_state_dir, make_folder
 from sandbox.processes import ProcessKey
 from sandbox.programs import run_program
@@ -147,8 +148,7 @@ class Snapshots:
 
     def list(self) -> tuple[Snapshot, ...]:
         """All, by name."""
-        places = sorted(self._directory.iterdir()) if self._directory.is_dir() else []
-        found = [self._load(place) for place in places if _NAME.fullmatch(place.name)]
+        found = [self._load(place) for place in list_folder(self._directory) if _NAME.fullmatch(place.name)]
         return tuple(each for each in found if each is not None)
 
     def get(self, name: str) -> Snapshot:
@@ -233,7 +233,7 @@ class Snapshots:
         try:
             fields = json.loads((path / "about.json").read_text())
             return Snapshot(name=path.name, state_dir=self._state_dir, **fields)
-        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, TypeError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
             return None
 
 

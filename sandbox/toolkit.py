@@ -18,12 +18,12 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from pathlib import Path
 
 from protocol.errors import DockyardError
 from sandbox.elf import read_dynamic, replace_run_path
 from sandbox.errors import InvalidArgument, StartError, UnsupportedError, translated
+from sandbox.listings import age_s
 from sandbox.places import SUPERSEDED_S, default_state_dir, default_toolkit, make_folder
 from sandbox.programs import run_program
 
@@ -77,21 +77,19 @@ def _build(into: Path) -> bool:
 
 def is_current(toolkit: Path, stamp: str | None = None) -> bool:
     """True when the toolkit is there and made of this interpreter and these packages."""
-    path = toolkit / _STAMP
-    return path.is_file() and path.read_text() == (stamp or _stamp(_base_interpreter()))
+    return _read_stamp(toolkit) == (stamp or _stamp(_base_interpreter()))
 
 
 def _is_of_ours(place: Path) -> bool:
     """A toolkit, or a link to where one was."""
     is_link = place.is_symlink() and place.readlink().name.startswith(f"{place.name}-")
-    stamp = place / _STAMP
-    return is_link or (stamp.is_file() and re.fullmatch("[0-9a-f]{64}", stamp.read_text()) is not None)
+    return is_link or re.fullmatch("[0-9a-f]{64}", _read_stamp(place) or "") is not None
 
 
 def superseded(toolkit: Path) -> list[Path]:
     """Older versions of a toolkit, the latest of which was replaced a day ago or longer: by then the
     sandboxes that had it mounted, of whatever state directory, have ended."""
-    if not toolkit.is_symlink() or time.time() - toolkit.lstat().st_mtime < SUPERSEDED_S:
+    if not toolkit.is_symlink() or age_s(toolkit) < SUPERSEDED_S:
         return []
     beside = (path for path in sorted(toolkit.parent.glob(f"{toolkit.name}-*")) if path != toolkit.resolve())
     return [path for path in beside if _is_version(path, toolkit)]
@@ -103,8 +101,16 @@ def _version(toolkit: Path, stamp: str) -> Path:
 
 def _is_version(path: Path, toolkit: Path) -> bool:
     """Tells a toolkit of ours from a folder of somebody's with such a name."""
-    stamp = path / _STAMP
-    return stamp.is_file() and _version(toolkit, stamp.read_text()) == path
+    stamp = _read_stamp(path)
+    return stamp is not None and _version(toolkit, stamp) == path
+
+
+def _read_stamp(toolkit: Path) -> str | None:
+    path = toolkit / _STAMP
+    try:
+        return path.read_text() if path.is_file() else None
+    except FileNotFoundError:  # it has just gone
+        return None
 
 
 def _make_version(draft: Path, version: Path, interpreter: Path, stamp: str) -> None:

@@ -20,6 +20,7 @@ from sandbox.errors import CapacityError
 from sandbox.forks import close_left, leave_in_children
 from sandbox.layers import loops, mounts
 from sandbox.layers.base import Layer, LayerSize
+from sandbox.listings import age_s, list_folder
 from sandbox.places import make_folder
 from sandbox.pool import Pool
 from sandbox.programs import run_program
@@ -149,8 +150,7 @@ def _template(directory: Path, size: LayerSize) -> Path:
 
 def _forget_old(directory: Path) -> None:
     """Templates of sizes that were asked for long ago: a new one costs milliseconds."""
-    templates = sorted(directory.glob("template-*"), key=lambda each: each.stat().st_mtime)
-    for path in templates[:-_TEMPLATES]:
+    for path in sorted(list_folder(directory, "template-*"), key=age_s)[_TEMPLATES:]:
         path.unlink(missing_ok=True)
 
 

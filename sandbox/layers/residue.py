@@ -10,13 +10,14 @@ from pathlib import Path
 
 from sandbox.layers import loops
 from sandbox.layers.quota import remove_directory
+from sandbox.listings import list_folder
 from sandbox.processes import find_process
 
 
 def found(state_dir: Path) -> tuple[Path, ...]:
     """Directories under quota and drafts. To be looked for before the journal is read: what is made after
     that may be too new for it."""
-    places = [*(state_dir / "layers").glob("*"), *(state_dir / "snapshots").glob(".draft-*")]
+    places = [*list_folder(state_dir / "layers"), *list_folder(state_dir / "snapshots", ".draft-*")]
     return tuple(path for path in sorted(places) if not path.name.startswith("template-"))
 
 

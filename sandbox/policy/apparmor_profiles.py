@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from sandbox.errors import StartError
+from sandbox.listings import list_folder
 from sandbox.places import make_folder
 from sandbox.policy.apparmor import Profile
 from sandbox.programs import run_program
@@ -64,7 +65,8 @@ class LoadedProfiles:
 
     def users(self) -> dict[str, set[str]]:
         """The sandboxes that use each profile."""
-        return {each.name: {user.name for user in each.iterdir()} for each in self._folder.glob("*/")}
+        profiles = (path for path in list_folder(self._folder) if path.is_dir())
+        return {each.name: {user.name for user in list_folder(each)} for each in profiles}
 
     def _unload_unused(self, users: Path) -> None:
         if len(list(users.iterdir())) == 1 and _is_loaded(users.name):

@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from sandbox.cgroups import members, mount_roots
+
 _SCRIPT = """
 import sys
 from pathlib import Path
@@ -25,3 +29,20 @@ def test_they_go_with_their_owner(tmp_path: Path, toolkit: Path, substrate: str)
     stayed = [Path(each) for each in done.stdout.split()]
     assert stayed or os.geteuid() != 0
     assert [each for each in stayed if each.exists()] == []
+
+
+def test_one_that_goes_while_it_is_read_has_no_members(monkeypatch: pytest.MonkeyPatch):
+    """Between the opening of the list and the reading, upon which the kernel says ENODEV."""
+    group = mount_roots()[0] / f"dockyard-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no cgroup can be made here")
+
+    def read_late(path: Path) -> str:
+        with path.open() as file:
+            group.rmdir()
+            return file.read()
+
+    monkeypatch.setattr(Path, "read_text", read_late)
+    assert members(group) == []

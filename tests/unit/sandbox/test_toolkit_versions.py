@@ -5,6 +5,7 @@ What a version holds does not matter here, so it is filled with one file; the re
 
 import hashlib
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -171,3 +172,20 @@ def test_folders_of_others_beside_it_are_no_versions(build: Build, place: Path, 
         (place.parent / name / "VERSION").write_text("1.0")
     age(place)
     assert sweep(state_dir) == ()
+
+
+def test_an_old_version_that_another_sweep_removes_right_then_is_none(
+    build: Build, place: Path, monkeypatch: pytest.MonkeyPatch
+):
+    build("a")
+    build("b")
+    age(place)
+    assert len(toolkit.superseded(place)) == 1
+    really_read = Path.read_text
+
+    def read_late(path: Path) -> str:
+        shutil.rmtree(path.parent)
+        return really_read(path)
+
+    monkeypatch.setattr(Path, "read_text", read_late)
+    assert toolkit.superseded(place) == []
