@@ -158,6 +158,8 @@ class _Adoption:
         self._theirs.close()
         self._ours.settimeout(patience_s)
         data, fds, flags, _ = socket.recv_fds(self._ours, FRAME_BYTES + 1, 1)
+        for fd in fds:
+            os.set_inheritable(fd, False)
         if flags & socket.MSG_CTRUNC:  # or it would have no network, without a word
             hint = "close something, or raise the limit (`ulimit -n`), and try again"
             raise CapacityError("no descriptor is free for a sandbox's resolver", hint=hint)

@@ -247,7 +247,9 @@ class Nursery:
     def _receive(self) -> tuple[tuple[int, int, int, int], list[int]] | None:
         """What is said, and the descriptors that come with it; None at the end."""
         try:
-            packet, fds, _, _ = socket.recv_fds(self._socket, _HEAD.size, 1, socket.MSG_CMSG_CLOEXEC)
+            packet, fds, _, _ = socket.recv_fds(self._socket, _HEAD.size, 1)
+            for fd in fds:  # it would ignore that flag
+                os.set_inheritable(fd, False)
         except ConnectionError:
             return None
         return (_HEAD.unpack(packet), fds) if packet else None
