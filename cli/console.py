@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from cluster.background import ServerFailed
 from cluster.lifeline import PROGRESS
 from protocol.errors import DockyardError
 from protocol.visible_text import visible
@@ -62,16 +61,16 @@ def show(value: Any, as_json: bool, text: Callable[[], str]) -> None:
 def fail(error: DockyardError, as_json: bool) -> None:
     """One line that names the thing and the way out. Never fails: where stdout or stderr takes nothing, which
     may be the error itself, the other has it, and the exit code."""
-    kind = error.kind if isinstance(error, ServerFailed) else type(error).__name__
+    record = error.record()
     with suppress(OSError):
-        progress.print(f"[red]dockyard:[/red] {kind}: ", end="")
+        progress.print(f"[red]dockyard:[/red] {record['type']}: ", end="")
         progress.print(visible(str(error)), markup=False)
     if as_json:
         with suppress(OSError):
-            print_json({"error": {**error.record(), "type": kind}})
+            print_json({"error": record})
 
 
-def print_json_error(kind: str, message: str, hint: str) -> None:
+def print_json_error(kind: str, code: str, message: str, hint: str) -> None:
     """The machine's answer where there is no result. Never fails, as `fail`."""
     with suppress(OSError):
-        print_json({"error": {"type": kind, "message": message, "hint": hint}})
+        print_json({"error": {"type": kind, "code": code, "message": message, "hint": hint}})

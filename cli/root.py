@@ -54,6 +54,8 @@ class _Commands(TyperGroup):
 class SystemFailed(DockyardError):
     """The operating system refused what a command asked of it."""
 
+    code = "system_failed"
+
 
 def invoke(arguments: list[str], ending: Ending | None) -> int:
     """Run one command and return its exit code. `ending` is told when the command's modules are loaded."""
@@ -71,7 +73,7 @@ def invoke(arguments: list[str], ending: Ending | None) -> int:
             error.show()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         if as_json:
             said = str(error.format_message())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
-            print_json_error("UsageError", said, "add --help to see what there is")
+            print_json_error("UsageError", "usage", said, "add --help to see what there is")
         return 2
     except OSError as error:
         refused = _refusal(error)

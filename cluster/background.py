@@ -29,14 +29,18 @@ Say = Callable[[str], None]
 
 
 class ServerFailed(DockyardError):
-    """The server process ended before it served. `kind` and the exit code are those of its own error."""
+    """The server process ended before it served. Its record's type and code, and the exit code, are those of
+    its own error, where it told one."""
 
     def __init__(
-        self, message: str, *, hint: str = "", kind: str = "ServerFailed", exit_code: int = 1
+        self, message: str, *, hint: str = "", kind: str = "", code: str = "", exit_code: int = 1
     ) -> None:
         super().__init__(message, hint=hint)
-        self.kind = kind
+        self._named = {"type": kind, "code": code} if kind else {}
         self.exit_code = exit_code
+
+    def record(self) -> dict[str, Any]:
+        return {**super().record(), **self._named}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +138,9 @@ def _first_line(process: "subprocess.Popen[str]", log: Path, limit_s: float, say
     if "error" in value:
         error = value["error"]
         raise ServerFailed(
-            error["message"], hint=error["hint"], kind=error["type"], exit_code=process.wait() or 1
-        )
+            error["message"], hint=error["hint"], kind=error["type"], code=error["code"],
+            exit_code=process.wait() or 1,
+        )  # fmt: skip
     return value
 
 

@@ -7,7 +7,7 @@ DockyardError
 └── one subtree a package (`sandbox.errors`, `engine.errors`, …)           (exit code 1)
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 
 class DockyardError(Exception):
@@ -17,6 +17,7 @@ class DockyardError(Exception):
     """
 
     exit_code = 1
+    code: ClassVar[str] = "failed"  # stable, for programs; a class without its own has its parent's
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -28,7 +29,7 @@ class DockyardError(Exception):
 
     def record(self) -> dict[str, Any]:
         """The error for machines, in values of JSON; a package may add fields of its own."""
-        return {"type": type(self).__name__, "message": self.message, "hint": self.hint}
+        return {"type": type(self).__name__, "code": self.code, "message": self.message, "hint": self.hint}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Errors cross processes whole; `args`, with which pickle calls the class, hold the message alone."""
@@ -38,19 +39,19 @@ class DockyardError(Exception):
 class InvalidInput(DockyardError):
     """A value that the caller gave cannot be used."""
 
-    exit_code = 2
+    exit_code, code = 2, "invalid_input"
 
 
 class MissingCapability(DockyardError):
     """This host has no such tool, package or kernel feature. Nothing is downgraded silently."""
 
-    exit_code = 3
+    exit_code, code = 3, "missing_capability"
 
 
 class ResourceShortage(DockyardError):
     """The host has the feature, and not enough of it: memory, a port, disk."""
 
-    exit_code = 4
+    exit_code, code = 4, "shortage"
 
 
 def _rebuilt(kind: type[DockyardError], args: tuple[Any, ...]) -> DockyardError:

@@ -79,7 +79,6 @@ class SandboxError(DockyardError):
         """All of it for machines, as `dockyard --json` prints it; `error_of` makes an error of it again."""
         common = {
             **super().record(),
-            "code": self.code,
             "reason": self.reason,
             "phase": self.phase,
             "blame": self.blame,

@@ -49,11 +49,12 @@ def test_a_server_that_is_late_is_named_with_its_last_words(tmp_path: Path) -> N
 
 
 def test_the_servers_error_is_ours_in_kind_and_code(tmp_path: Path) -> None:
-    error = {"type": "ResourceShortage", "message": "port 80 is taken", "hint": "another"}
+    error = {"type": "ResourceShortage", "code": "shortage", "message": "port 80 is taken", "hint": "another"}
     code = f"print({json.dumps(json.dumps({'error': error}))}); sys.exit(4)"
     with process(tmp_path / "log", code) as server, pytest.raises(ServerFailed, match="port 80") as caught:
         _first_line(server, tmp_path / "log", 60.0, lambda text: None)
-    assert (caught.value.kind, caught.value.exit_code) == ("ResourceShortage", 4)
+    record = caught.value.record()
+    assert (record["type"], record["code"], caught.value.exit_code) == ("ResourceShortage", "shortage", 4)
 
 
 def test_the_servers_own_error_comes_first() -> None:
