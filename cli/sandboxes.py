@@ -29,6 +29,7 @@ from sandbox.audit_log import entries
 from sandbox.errors import InvalidArgument
 from sandbox.layers import LayerWish
 from sandbox.limits import MIB, check_lifetime
+from sandbox.places import chosen_state_dir
 
 SandboxId = Annotated[str, typer.Argument(metavar="ID", help="Of `dockyard sandbox list`.")]
 StdinFlag = Annotated[
@@ -103,7 +104,7 @@ def run_command(
     Example: dockyard sandbox run --keep ready -- "touch a"; dockyard sandbox run --snapshot ready -- ls
     """
     _check_memory(memory_mb)
-    state = StateFolder(load_config().state_dir)
+    state = _state()
     if keep is not None:
         Snapshots(state.sandboxes).check_new(keep)  # before what would be lost has been done
     stdin = _standard_input() if with_stdin else b""
@@ -292,7 +293,14 @@ def _labels(words: Sequence[str]) -> dict[str, str]:
 
 
 def _state_dir() -> Path:
-    return StateFolder(load_config().state_dir).sandboxes
+    return _state().sandboxes
+
+def _state() -> StateFolder:
+    """AuthError where sandboxes of another user lie there, before anything is made in it."""
+    state = StateFolder(load_config().state_dir)
+    chosen_state_dir(state.root / "sandbox")
+    return state
+
 
 
 @app.command("snapshots")

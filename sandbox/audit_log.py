@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 from sandbox.limits import Limits
-from sandbox.places import make_folder
+from sandbox.places import chosen_state_dir, make_folder
 from sandbox.policy import Network, Policy
 from sandbox.whole_lines import append_line
 
@@ -93,9 +93,10 @@ class SandboxLog:
 
 def entries(state_dir: Path | str) -> Iterator[dict[str, Any]]:
     """All lines that are kept, oldest first. One that was cut short is left out. Holds all files open, nine
-    at most: a rotation meanwhile takes none away."""
+    at most: a rotation meanwhile takes none away.
+    AuthError for another user's state directory."""
     with ExitStack() as opened:
-        for file in _open_all(Path(state_dir) / FILE_NAME, opened):
+        for file in _open_all(chosen_state_dir(state_dir) / FILE_NAME, opened):
             for line in file:
                 with suppress(ValueError):  # no JSON, or no text: what a crash of the machine has left
                     entry = json.loads(line)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.listings import list_folder
-from sandbox.places import make_folder
+from sandbox.places import JOURNAL, make_folder
 from sandbox.processes import ProcessKey, find_process
 from sandbox.whole_lines import append_line
 
@@ -40,7 +40,7 @@ class Journal:
     """Records of one state directory. Any number of processes may use it: each writes its own files only."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._directory = state_dir / "sandboxes"
+        self._directory = state_dir / JOURNAL
 
     def write(self, record: Record) -> None:
         """Stores or replaces a record. Blocks for a file write."""

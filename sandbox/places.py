@@ -6,7 +6,7 @@ from pathlib import Path
 from types import NoneType
 
 from sandbox.arguments import check_type
-from sandbox.errors import InvalidArgument
+from sandbox.errors import AuthError, InvalidArgument
 
 # Built from sandbox/native at set-up.
 INIT_BINARY = Path(__file__).parent / "native" / "dockyard-init"
@@ -15,6 +15,7 @@ EGRESS_OBJECT = Path(__file__).parent / "egress" / "egress.bpf.o"
 # Built from sandbox/guard at set-up, likewise.
 GUARD_OBJECT = Path(__file__).parent / "guard" / "guard.bpf.o"
 
+JOURNAL = "sandboxes"  # in a state directory
 # How long a version that a newer one has replaced is kept: longer than a sandbox that started on it lives.
 SUPERSEDED_S = 86_400.0
 
@@ -40,9 +41,30 @@ def default_state_dir() -> Path:
 
 
 def chosen_state_dir(state_dir: Path | str | None) -> Path:
-    """The caller's, or the default one."""
+    """The caller's, or the default one. AuthError where it, or what keeps its journal, is another user's and
+    closed to this one: whoever enters a state directory does so by this."""
     check_type("state_dir", state_dir, str, Path, NoneType)
-    return Path(state_dir).absolute() if state_dir is not None else default_state_dir()
+    state = Path(state_dir).absolute() if state_dir is not None else default_state_dir()
+    check_open(state)
+    check_open(state / JOURNAL)
+    return state
+
+
+def check_open(folder: Path) -> None:
+    """Raises AuthError for one that another user keeps to himself, or that lies in such a one."""
+    if _is_closed(folder):
+        raise AuthError(f"{folder} is another user's", hint="ask as its user, or as root")
+
+
+def _is_closed(place: Path) -> bool:
+    try:
+        is_own = place.stat().st_uid == os.geteuid()
+    except PermissionError:
+        return True
+    except (OSError, ValueError):  # it is not there, or no name of a file
+        return False
+    # One of this user's own, as on a disk that nobody can write to, says so itself.
+    return not is_own and not os.access(place, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
 
 
 def make_folder(place: Path, mode: int = 0o755) -> None:

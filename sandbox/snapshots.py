@@ -28,7 +28,7 @@ from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, Sandbox
 from sandbox.forks import kept_from_children
 from sandbox.host_tree import remove_tree
 from sandbox.listings import list_folder
-from sandbox.places import INIT_BINARY, default_state_dir, make_folder
+from sandbox.places import INIT_BINARY, check_open, chosen_state_dir, make_folder
 from sandbox.processes import ProcessKey
 from sandbox.programs import run_program
 from sandbox.undisturbed import undisturbed_call
@@ -140,11 +140,12 @@ class Source:
 
 
 class Snapshots:
-    """Those of one state directory. Any number of processes may use it."""
+    """Those of one state directory; AuthError for another user's. Any number of processes may use it."""
 
     def __init__(self, state_dir: Path | str | None = None) -> None:
-        self._state_dir = Path(state_dir).absolute() if state_dir is not None else default_state_dir()
+        self._state_dir = chosen_state_dir(state_dir)
         self._directory = self._state_dir / "snapshots"
+        check_open(self._directory)
 
     def list(self) -> tuple[Snapshot, ...]:
         """All, by name."""
