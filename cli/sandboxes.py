@@ -116,6 +116,9 @@ def run_command(
     ) as box:  # fmt: skip
         asked = command if len(command) > 1 else command[0]
         watching = passing_on(is_wanted=not as_json)
+        if keep is not None:  # likewise: a host that cannot stop a sandbox cannot keep what it has written
+            box.pause()
+            box.resume()
         result = box.commands.run(asked, timeout_s=timeout_s, stdin=stdin, **watching)
         exit_code = _told(result, as_json)
         if keep is not None:
@@ -292,15 +295,15 @@ def _labels(words: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _state_dir() -> Path:
-    return _state().sandboxes
-
 def _state() -> StateFolder:
     """AuthError where sandboxes of another user lie there, before anything is made in it."""
     state = StateFolder(load_config().state_dir)
     chosen_state_dir(state.root / "sandbox")
     return state
 
+
+def _state_dir() -> Path:
+    return _state().sandboxes
 
 
 @app.command("snapshots")

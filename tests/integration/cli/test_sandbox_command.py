@@ -52,3 +52,15 @@ def test_a_name_that_is_taken_is_said_before_anything_is_done() -> None:
         subprocess.run(
             [*command, "snapshots", "--delete", name], capture_output=True, timeout=60, check=False
         )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="hides the groups of version 2, which needs root")
+def test_a_host_that_can_keep_nothing_says_so_before_anything_is_done() -> None:
+    hidden = 'umount -R /sys/fs/cgroup && exec "$@"'
+    command = [sys.executable, "-m", "cli.main", "sandbox", "run", "--keep", "ready", "--", "echo done"]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", hidden, "sh", *command], capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
+    assert "needs cgroup version 2" in done.stderr
