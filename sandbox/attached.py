@@ -59,8 +59,8 @@ class Line:
 
 
 class AttachedSandbox(Named):
-    """Made by `sandboxes.attach`. Thread-safe. Calls raise what the owner's raise; and UnsupportedError
-    where it does not answer, as one that has died."""
+    """Made by `sandboxes.attach`. Thread-safe. Calls raise what the owner's raise; SandboxGone where
+    it has ended, UnsupportedError where it does not answer."""
 
     def __init__(self, line: Line) -> None:
         self.id = line.id

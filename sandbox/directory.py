@@ -9,7 +9,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from errno import EACCES
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, get_args
 
@@ -18,7 +17,7 @@ from sandbox.arguments import check_type
 from sandbox.attached import AttachedSandbox, Line
 from sandbox.audit_log import entries
 from sandbox.closing import PATIENCE_S, Gate
-from sandbox.door import Door, HasLeft, Request, Tell, ask
+from sandbox.door import Door, HasLeft, Request, Tell, ask, gone_with
 from sandbox.errors import (
     AuthError,
     GoneReason,
@@ -250,10 +249,7 @@ def owner_of(state_dir: Path, sandbox_id: str) -> ProcessKey:
         raise SandboxNotFound(f"sandbox {sandbox_id} is still being made", sandbox_id=sandbox_id)
     uid = _uid_of(record)
     if uid is None:
-        raise SandboxGone(
-            f"sandbox {sandbox_id} ended with its owner, process {record.owner.pid}", reason="lost",
-            hint="`dockyard sandbox sweep` removes what may be left of it", sandbox_id=sandbox_id,
-        )  # fmt: skip
+        raise gone_with(record.owner, sandbox_id)
     if os.geteuid() not in (0, uid):
         raise AuthError(
             f"sandbox {sandbox_id} is owned by process {record.owner.pid} of uid {uid}",
@@ -296,19 +292,18 @@ def _reason(text: object) -> GoneReason:
 
 def _ask_for_all(owner: ProcessKey, ids: Sequence[str], state_dir: Path) -> list[SandboxStatus]:
     """Those whose owner does not answer, or with an error (it is busy, or of another version), are told by
-    their ids alone."""
+    their ids alone; where it has just ended, there are none."""
     try:
         answer = ask(owner, {"do": "list", "state_dir": str(state_dir)})
         return [status_of(each) for each in answer]
+    except SandboxGone:
+        return []
     except (SandboxError, ValueError, TypeError):
         return [SandboxStatus(each, owner.pid) for each in ids]
 
 
 def _records(state_dir: Path) -> list[Record]:
-    readable = os.R_OK | os.X_OK
     try:
-        if state_dir.exists() and not os.access(state_dir, readable, effective_ids=True):
-            raise PermissionError(EACCES, os.strerror(EACCES))
         return Journal(state_dir).records()
     except PermissionError as error:
         raise AuthError(f"{state_dir} is another user's", hint="ask as its user, or as root") from error

@@ -30,6 +30,7 @@ from sandbox.errors import (
     CapacityError,
     InvalidArgument,
     SandboxError,
+    SandboxGone,
     UnsupportedError,
     error_of,
 )
@@ -41,6 +42,7 @@ PATIENCE_S = 10.0  # a kill may take as long as the kernel holds on to a cgroup
 _BEAT_S = 5.0  # between signs of life, for whoever waits for an answer
 _FINISH_S = 2.0  # at the end of this process, for answers that are under way
 _REQUEST_PATIENCE_S = 2.0  # for a request, so that nobody keeps others waiting
+_END_PATIENCE_S = 0.5  # for an owner that hangs up, until it has ended if it was killed
 _MAX_REQUEST_BYTES, _MAX_ANSWER_BYTES = 1 << 25, 1 << 26
 _INODE_AT, _NAME_AT = 6, 7  # words of a line of /proc/net/unix
 _BACKLOG, _AGAIN_S, _MOST_AT_ONCE = 64, 0.1, 128
@@ -221,8 +223,9 @@ class _Caller:
 def ask(owner: ProcessKey, request: Request, patience_s: float = PATIENCE_S) -> Any:
     """The owner's answer. Blocks for it; after `patience_s` in which nothing comes there is none.
 
-    Raises what the owner raises; AuthError where it is another user's, UnsupportedError where it does not
-    answer: it is in another network namespace, or has no descriptor left.
+    Raises what the owner raises; AuthError where it is another user's, SandboxGone where it has ended,
+    UnsupportedError where it lives and does not answer: it is in another network namespace, or has no
+    descriptor left.
     """
     return Call(owner, request, patience_s).ask()
 
@@ -266,6 +269,8 @@ class Call:
                     connection.sendall(packed)
                 yield from map(json.loads, _lines(connection, _MAX_ANSWER_BYTES))
         except (OSError, ValueError) as error:
+            if not self._is_off and self._owner.ends_within(_END_PATIENCE_S):
+                raise gone_with(self._owner, str(self._request.get("id", ""))) from error
             why = str(error) or type(error).__name__
             raise UnsupportedError(
                 f"process {self._owner.pid}, which owns the sandbox, does not answer: {why}",
@@ -292,6 +297,14 @@ class Call:
         finally:
             with self._lock:
                 self._connection = None
+
+
+def gone_with(owner: ProcessKey, sandbox_id: str) -> SandboxGone:
+    """What is said of a sandbox whose owner has ended without a word."""
+    return SandboxGone(
+        f"sandbox {sandbox_id} ended with its owner, process {owner.pid}", reason="lost",
+        hint="`dockyard sandbox sweep` removes what may be left of it", sandbox_id=sandbox_id,
+    )  # fmt: skip
 
 
 def _connected(owner: ProcessKey, patience_s: float) -> socket.socket:

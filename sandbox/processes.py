@@ -2,8 +2,10 @@
 
 import errno
 import os
+import select
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,6 +47,20 @@ class ProcessKey:
     def _check_alive(self) -> None:
         if not self.is_alive():
             raise ProcessLookupError(errno.ESRCH, f"process {self.pid} has ended")
+
+    def ends_within(self, patience_s: float) -> bool:
+        """Whether it has ended by then. Blocks. One that is killed closes its files, of which others hear,
+        moments before it is no more."""
+        with suppress(OSError):  # it has ended, or there is no descriptor to wait by
+            handle = os.pidfd_open(self.pid)
+            try:
+                if self.is_alive():  # so the handle is its own
+                    ended = select.poll()
+                    ended.register(handle, select.POLLIN)
+                    ended.poll(1000 * patience_s)
+            finally:
+                os.close(handle)
+        return not self.is_alive()
 
     def kill(self) -> bool:
         """SIGKILL without a race against reuse of the pid. False when it is gone already."""

@@ -26,7 +26,6 @@ from sandbox.errors import (
     PolicyDenied,
     SandboxError,
     SandboxGone,
-    UnsupportedError,
 )
 from sandbox.processes import this_process
 
@@ -200,10 +199,18 @@ def test_an_owner_that_ends_with_its_sandbox_answers_first(tmp_path: Path, toolk
     assert owner.returncode == 0
 
 
-def test_when_the_owner_has_died_it_says_so(box: AttachedSandbox, other: Owner):
-    other.end()
-    with pytest.raises(UnsupportedError, match=f"process {other.process.pid}.* does not answer"):
-        box.commands.run("true")
+def test_when_the_owner_is_killed_its_sandbox_is_lost(box: AttachedSandbox, other: Owner):
+    """To whoever waits for a command meanwhile, and to whoever asks later."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(box.commands.run, "touch begun; sleep 600", timeout_s=600)
+        box.commands.run("until [ -e begun ]; do sleep 0.01; done")
+        other.process.kill()
+        for ask_it in (lambda: waiting.result(60), lambda: box.commands.run("true"), box.get_info):
+            with pytest.raises(
+                SandboxGone, match=f"ended with its owner, process {other.process.pid}"
+            ) as caught:
+                ask_it()
+            assert (caught.value.reason, caught.value.sandbox_id) == ("lost", other.id)
 
 
 def test_a_command_ends_with_whoever_asked_for_it(box: AttachedSandbox, other: Owner, tmp_path: Path):

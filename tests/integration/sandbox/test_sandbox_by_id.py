@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from sandbox.errors import (
     SandboxNotFound,
     UnsupportedError,
 )
-from sandbox.processes import ProcessKey, find_process, this_process
+from sandbox.processes import find_process, this_process
 
 Create = Callable[..., Sandbox]
 NOBODY = 65534
@@ -188,12 +189,16 @@ def test_another_user_gets_no_answer(other: Owner, tmp_path: Path):
 
 def test_whoever_has_taken_the_name_is_not_believed():
     """The journal says which process owns a sandbox; the kernel says which one answers."""
-    absent = ProcessKey(4_194_303, 7)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as squatter:
-        squatter.bind(_name(absent))
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as squatter,
+    ):
+        owner = find_process(process.pid)
+        assert owner is not None
+        squatter.bind(_name(owner))
         squatter.listen(1)
         with pytest.raises(UnsupportedError, match="answers in its place"):
-            ask(absent, {"do": "list", "state_dir": "/"})
+            ask(owner, {"do": "list", "state_dir": "/"})
 
 
 @pytest.mark.parametrize(

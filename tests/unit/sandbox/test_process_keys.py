@@ -38,10 +38,11 @@ def test_a_zombie_is_not_alive_and_another_start_time_is_another_process():
         assert key is not None
         assert process.stdout is not None
         process.stdout.read()  # ends with it, a moment before it is a zombie
-        while key.is_alive():
-            pass
+        assert key.ends_within(30)
+        assert not key.is_alive()
         assert find_process(process.pid) == key
         assert not key.kill()
     this = this_process()
     assert this.is_alive()
+    assert not this.ends_within(0)
     assert not ProcessKey(this.pid, this.start_ticks + 1).is_alive()
