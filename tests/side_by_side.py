@@ -25,7 +25,8 @@ def main(arguments: list[str]) -> int:
     """Interrupted, it waits for what the runs then give back: Ctrl-C reaches them by itself."""
     pytest = [sys.executable, "-m", "pytest", "-m", "not soak", *arguments]
     folders = [str(TESTS / each) for each in OF_THE_MACHINE]
-    rest = [*pytest, *(f"--ignore={each}" for each in folders), str(TESTS)]
+    # Ray has its workers at this, and beside others at none they would hardly run.
+    rest = ["nice", "-n", "15", *pytest, *(f"--ignore={each}" for each in folders), str(TESTS)]
     runs, is_ended = list[subprocess.Popen[bytes]](), threading.Event()
 
     def end(*_: object) -> None:
