@@ -206,7 +206,9 @@ def _explained(group: Group) -> Generator[None]:
 
 
 def remove_group(path: Path) -> None:
-    """Kills every process in a group and below it, and removes the directories. Nothing there: no error."""
+    """Kills every process in a group and below it, and removes the directories. Nothing there: no error.
+    CapacityError where they are still in use after 5 seconds, PermissionError where they are not this user's.
+    """
     give_up = time.monotonic() + REMOVE_PATIENCE_S
     while True:
         try:
@@ -214,8 +216,8 @@ def remove_group(path: Path) -> None:
             return
         except FileNotFoundError:
             return
-        except OSError:
-            pass  # in use
+        except OSError as error:
+            refused = error  # it is in use
         for each in reversed(list(_subtree(path))):
             try:
                 each.rmdir()
@@ -225,6 +227,8 @@ def remove_group(path: Path) -> None:
                 _kill_members(each)
         if not path.exists():
             return
+        if isinstance(refused, PermissionError):
+            raise refused
         if time.monotonic() > give_up:
             raise CapacityError(f"cgroup {path} is still in use", hint="a process in it cannot be killed")
         time.sleep(0.001)  # the kernel frees a group a moment after its last process has gone
