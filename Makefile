@@ -11,7 +11,7 @@ demo: setup
 	@$(BIN)/dockyard demo
 
 test: setup
-	@$(BIN)/python tests/side_by_side.py
+	@$(BIN)/python -m pytest -m "not soak"
 
 soak: setup
 	@$(BIN)/python -m pytest -m soak

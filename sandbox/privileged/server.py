@@ -57,7 +57,8 @@ class Caller:
         left = {name for _, name in socket.if_nameindex()}.intersection(self._links.values())
         remove_links(*[*left][:_LINKS_AT_ONCE])
         if not left and self.programs is not None:
-            self.programs.close()
+            programs, self.programs = self.programs, None  # a signal may come behind it: never twice
+            programs.close()
         return bool(left)
 
     def _answer(self, data: bytes, fds: list[int]) -> _Answer:
@@ -187,10 +188,10 @@ class Node:
         return bool(self._leaving)
 
     def _end(self, caller: Caller) -> None:
-        self.callers.remove(caller)
-        caller.connection.close()
-        self._leaving.append(caller)
         places = [top / caller.state / sandbox for top in self.tops for sandbox in caller.ids]
-        if caller.state and all(each.state != caller.state for each in self.callers):
+        if caller.state and all(each is caller or each.state != caller.state for each in self.callers):
             places = [top / caller.state for top in self.tops]
         self.doomed.append((places, [*caller.ids.values()]))
+        self._leaving.append(caller)
+        caller.connection.close()
+        self.callers.remove(caller)  # last: behind a signal it is all done again

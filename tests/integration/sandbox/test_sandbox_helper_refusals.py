@@ -13,6 +13,7 @@ from ordinary_user import NOBODY, User, groups_of_user, said, user
 from sandbox_internet import wait_until
 
 from sandbox.helper_start import PROGRAM
+from sandbox.privileged.server import Caller
 from sandbox.processes import find_process
 
 __all__ = ["user"]  # a fixture
@@ -279,3 +280,20 @@ except OSError:
         "sandbox.privileged",
         *(f"sandbox.privileged.{name}" for name in lines if name[0] != "_"),
     }
+
+
+def test_a_signal_behind_the_end_of_programs_ends_them_no_second_time():
+    """Or memory of the helper's would be freed twice."""
+    ends: list[int] = []
+
+    class Programs:
+        def close(self) -> None:
+            ends.append(1)
+            raise SystemExit
+
+    caller = Caller.__new__(Caller)
+    caller._links, caller.programs = {}, Programs()
+    with pytest.raises(SystemExit):
+        caller.cut()
+    assert not caller.cut()
+    assert ends == [1]
