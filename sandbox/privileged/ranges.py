@@ -18,7 +18,7 @@ _NUM_RANGES = (LAST_ID - FIRST_ID) // NUM_IDS
 
 class Ranges:
     """One user's. A range that he has had is no other's until the machine restarts: whatever he leaves behind
-    in it, a process or a namespace, meets nobody else's. `own`: of before, in use until given back. OSError."""
+    in it, a process or a namespace, meets nobody else's. `own`: those of before, in use yet. OSError."""
 
     def __init__(self, uid: int, book: Path) -> None:
         self._uid = uid

@@ -188,9 +188,9 @@ class Node:
         return bool(self._leaving)
 
     def _end(self, caller: Caller) -> None:
-        places = [top / caller.state / sandbox for top in self.tops for sandbox in caller.ids]
-        if caller.state and all(each is caller or each.state != caller.state for each in self.callers):
-            places = [top / caller.state for top in self.tops]
+        is_last = caller.state and all(each is caller or each.state != caller.state for each in self.callers)
+        names = [""] if is_last else [*caller.ids]  # of his state's folders, or of his sandboxes'
+        places = [top / caller.state / name for top in self.tops for name in names]
         self.doomed.append((places, [*caller.ids.values()]))
         self._leaving.append(caller)
         caller.connection.close()
