@@ -31,7 +31,6 @@ class Caller:
         self.connection, self._node, self.fileno, self.state = connection, node, connection.fileno, ""
         self.ids: dict[str, int] = {}  # the first of each sandbox
         self._links: dict[str, str] = {}
-        self._number: object = None  # of the request under way
         self.programs: Programs | None = None
 
     def serve(self) -> bool:
