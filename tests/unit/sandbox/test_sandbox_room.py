@@ -14,10 +14,17 @@ LIMIT = 256 * MIB
 
 def group(place: Path, version: Literal[1, 2], used: int, dropped: int) -> Path:
     """What version 1 says without `total_` leaves groups below out."""
-    (place / {1: "memory.usage_in_bytes", 2: "memory.current"}[version]).write_text(f"{used}\n")
+    says(place / {1: "memory.usage_in_bytes", 2: "memory.current"}[version], f"{used}\n")
     names = {1: "active_file 1\ntotal_active_file", 2: "active_file"}
-    (place / "memory.stat").write_text(f"anon 1\n{names[version]} {dropped}\n")
+    says(place / "memory.stat", f"anon 1\n{names[version]} {dropped}\n")
     return place
+
+
+def says(file: Path, text: str) -> None:
+    """Whole at any time, as the kernel's own files are: another thread may be reading it."""
+    draft = file.with_suffix(".draft")
+    draft.write_text(text)
+    draft.replace(file)
 
 
 def is_free(room: Room, num_bytes: int) -> bool:
