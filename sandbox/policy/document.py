@@ -5,12 +5,15 @@ Every field but `network` and `without` narrows what sandboxes have by default; 
 refused with the field's name. `without` is for trials, and said in all that a sandbox says of itself.
 """
 
+import json
 import math
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Literal, Self, cast, get_args
 
 from pydantic import Field, ValidationError, field_serializer, field_validator, model_validator
 
+from sandbox.errors import InvalidArgument
 from sandbox.layers import LayerWish
 from sandbox.policy.base import Document, refusal
 from sandbox.policy.network import Network
@@ -166,9 +169,23 @@ class Policy(Document):
 def read_policy(text: str) -> Policy:
     """A policy of its JSON. Raises InvalidArgument, which names the field."""
     try:
-        return Policy.model_validate_json(text)
+        policy = Policy.model_validate_json(text)
     except ValidationError as error:
         raise refusal(error) from None
+    json.loads(text, object_pairs_hook=_once_each)
+    return policy
+
+
+def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Of an object's fields. Raises InvalidArgument for a second of one name: JSON would take the last, and
+    whoever checks a policy reads the first."""
+    fields = dict[str, object]()
+    for name, value in pairs:
+        if name in fields:
+            said = f"{name} is there twice: {reprlib.repr(fields[name])} and {reprlib.repr(value)}"
+            raise InvalidArgument(said, hint="leave one of them")
+        fields[name] = value
+    return fields
 
 
 def _checked_network(value: object) -> object:

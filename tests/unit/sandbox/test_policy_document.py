@@ -77,6 +77,19 @@ def test_one_error_names_the_field_the_value_and_the_way_out(values: dict[str, A
         assert "docs/sandbox.md" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"timeout_s": 5, "timeout_s": 600}', "timeout_s is there twice: 5 and 600"),
+        ('{"network": "none", "network": {"services": ["pypi"]}}', "network is there twice: 'none' and "),
+        ('{"network": {"services": [], "services": ["pypi"]}}', r"services is there twice: \[\] and "),
+    ],
+)
+def test_a_field_that_is_there_twice_is_refused(text: str, said: str):
+    with pytest.raises(InvalidArgument, match=f"^{said}"):
+        read_policy(text)
+
+
 def test_read_only_places_need_the_protection_that_holds_them():
     with pytest.raises(InvalidArgument, match="read_only is Landlock's"):
         Policy(read_only=("/tmp",), without=frozenset({"landlock"}))
