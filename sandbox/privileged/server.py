@@ -29,8 +29,7 @@ class Caller:
         _, self._uid, self._gid = struct.unpack("=iII", peer)
         connection.setblocking(False)  # the flags of send_fds and recv_fds have no effect
         self.connection, self._node, self.fileno, self.state = connection, node, connection.fileno, ""
-        self.ids: dict[str, int] = {}  # the first of each sandbox
-        self._links: dict[str, str] = {}
+        self.ids, self._links = dict[str, int](), dict[str, str]()  # of each sandbox the first, and its own
         self.programs: Programs | None = None
 
     def serve(self) -> bool:
@@ -135,10 +134,9 @@ class Node:
         self, listener: socket.socket, uid: int, file: str, ranges: Ranges, bounds: dict[str, str]
     ) -> None:
         self._listener, self.uid, self.file, self._addresses = listener, uid, file, Addresses()
-        self.denials = denials.entries(self._addresses.current())
+        self.ranges, self.bounds, self.denials = ranges, bounds, denials.entries(self._addresses.current())
         self.tops = groups.find_tops(Path("/proc/mounts").read_text())
         self.callers, self._leaving = list[Caller](), list[Caller]()  # of these links may be there yet
-        self.ranges, self.bounds = ranges, bounds
         # Folders, and ids that rest until these are gone. At first what a killed helper has left.
         self.doomed = [([place for top in self.tops for place in top.glob(f"u{uid}x*")], ranges.own)]
 
@@ -146,18 +144,20 @@ class Node:
         """Until a signal; then all ends that was made."""
         try:
             while True:
-                wait_s = 0.01 if self.bury() | self._cut() else None
-                ears = [self._addresses, self._listener, *self.callers]
-                for ready in select.select(ears, [], [], wait_s)[0]:
+                wait = 0.01 if self.bury() | self._cut() else None
+                for ready in select.select([self._addresses, self._listener, *self.callers], [], [], wait)[0]:
                     if ready is self._addresses:
                         self._deny()
                     elif isinstance(ready, Caller):
                         if not ready.serve():
                             self._end(ready)
-                    elif len(self.callers) < _MOST_CALLERS:
-                        self.callers.append(Caller(self._listener.accept()[0], self))
                     else:
-                        self._listener.accept()[0].close()
+                        try:
+                            self.callers.append(Caller(self._listener.accept()[0], self))
+                            for one_too_many in self.callers[_MOST_CALLERS:]:
+                                self._end(one_too_many)
+                        except OSError:  # no descriptor is free: he waits, and others are served meanwhile
+                            select.select([], [], [], 0.01)
         finally:
             for caller in list(self.callers):
                 self._end(caller)

@@ -3,9 +3,13 @@
 import errno
 import json
 import os
+import resource
+import select
+import socket
 import subprocess
 import sys
 from array import array
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -257,6 +261,54 @@ def test_another_user_is_refused_even_where_he_can_open_the_socket(user: User):
         user.socket.chmod(0o666)
         done = subprocess.run(**words, capture_output=True, check=False)
         assert json.loads(done.stdout) == "foreign"
+
+
+def test_who_comes_while_no_descriptor_is_free_waits_and_others_are_served(user: User):
+    """Nor do sandboxes of theirs end for it."""
+    with user.helped() as helper, connected(user) as early:
+        assert answered(early) == "foreign"
+        resource.prlimit(helper.pid, resource.RLIMIT_NOFILE, (first_free(helper.pid), 1024))
+        with connected(user) as late:
+            late.send(b"{}")
+            assert answered(early) == "foreign"
+            assert not select.select([late], [], [], 0.1)[0]
+            resource.prlimit(helper.pid, resource.RLIMIT_NOFILE, (1024, 1024))
+            assert json.loads(late.recv(4096))["refused"] == "foreign"
+
+
+def test_one_connection_too_many_is_closed_and_those_before_it_are_served(user: User):
+    with user.helped(), ExitStack() as kept:
+        first, *others = [kept.enter_context(connected(user)) for _ in range(8)]
+        assert [answered(each) for each in (first, *others)] == ["foreign"] * 8
+        with connected(user) as one_too_many:
+            assert one_too_many.recv(100) == b""
+        assert answered(first) == "foreign"
+        first.close()
+        wait_until(lambda: serves_another(user))
+
+
+def connected(user: User) -> socket.socket:
+    caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    caller.settimeout(30)
+    caller.connect(str(user.socket))
+    return caller
+
+
+def answered(caller: socket.socket) -> str:
+    """To whom the helper does not serve."""
+    caller.send(b"{}")
+    return json.loads(caller.recv(4096))["refused"]
+
+
+def serves_another(user: User) -> bool:
+    with connected(user) as caller, suppress(OSError, ValueError):
+        return answered(caller) == "foreign"
+    return False
+
+
+def first_free(pid: int) -> int:
+    taken = {int(each.name) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    return min(set(range(len(taken) + 1)) - taken)
 
 
 def test_what_root_runs_for_users_is_short_and_loads_nothing_else():
