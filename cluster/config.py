@@ -1,7 +1,6 @@
 """The one configuration tree: YAML in, resolved YAML stored with every run.
 
-The only module of a deployment that reads the environment: DOCKYARD_HOME names the state folder.
-docs/structure.md has the others that read it, and what.
+Of the environment it passes on what children get; docs/structure.md has the others that read it, and what.
 """
 
 import os
@@ -18,6 +17,7 @@ from engine.cache.tier_config import TierConfig
 from engine.config import MAX_SEQUENCES
 from gateway.config import GatewayConfig
 from protocol.errors import InvalidInput
+from protocol.home import default_home
 
 
 class WorkersConfig(BaseModel):
@@ -98,7 +98,7 @@ def load_config(path: Path | None = None, **overrides: Any) -> DockyardConfig:
             *parents, leaf = name.split("__")
             _section(values, parents, path)[leaf] = value
     if not values.get("state_dir"):
-        values["state_dir"] = str(_default_state_dir())
+        values["state_dir"] = str(default_home())
     values["state_dir"] = str(Path(str(values["state_dir"])).absolute())
     try:
         return DockyardConfig.model_validate(values)
@@ -114,18 +114,6 @@ def child_environment(**additions: str) -> dict[str, str]:
 def export_to_children(**values: str) -> None:
     """Set variables that the processes started from here on inherit: Ray reads its own ones from there."""
     os.environ.update(values)
-
-
-def _default_state_dir() -> Path:
-    if home := os.environ.get("DOCKYARD_HOME"):
-        return Path(home)
-    if base := os.environ.get("XDG_STATE_HOME"):
-        return Path(base) / "dockyard"
-    try:
-        return Path.home() / ".local" / "state" / "dockyard"
-    except RuntimeError:
-        words = f"uid {os.getuid()} has no home directory that this machine knows of"
-        raise InvalidInput(words, hint="set DOCKYARD_HOME, or HOME") from None
 
 
 def _section(values: dict[str, Any], names: Sequence[str], path: Path | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from types import NoneType
 
+from protocol import home
 from sandbox.arguments import check_type
 from sandbox.errors import AuthError, InvalidArgument
 
@@ -21,18 +22,8 @@ SUPERSEDED_S = 86_400.0
 
 
 def default_home() -> Path:
-    """The folder of all that Dockyard keeps for this user: DOCKYARD_HOME, else `dockyard` in XDG_STATE_HOME,
-    else ~/.local/state/dockyard. InvalidArgument where there is none."""
-    # Read here and not in cluster.config, which this package may not import and which may import this one.
-    if home := os.environ.get("DOCKYARD_HOME"):
-        return Path(home).absolute()
-    if base := os.environ.get("XDG_STATE_HOME"):
-        return Path(base).absolute() / "dockyard"
-    try:
-        return Path.home().absolute() / ".local" / "state" / "dockyard"
-    except RuntimeError:
-        words = f"uid {os.getuid()} has no home directory that this machine knows of"
-        raise InvalidArgument(words, hint="set DOCKYARD_HOME, or HOME") from None
+    """That of all of Dockyard, `protocol.home`. Raises InvalidArgument where there is none."""
+    return home.default_home(InvalidArgument)
 
 
 def default_state_dir() -> Path:
