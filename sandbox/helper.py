@@ -27,7 +27,6 @@ _MOST_BYTES = 2048
 _PEER = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _MAPS = ("allowed", "attached", "counts", "events", "links")
 _ROOM = socket.CMSG_LEN(len(_MAPS) * array("i").itemsize)
-_LINK_ATTEMPTS = 8  # for an address that nobody else has drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +80,10 @@ class Helper:
         nothing passes yet. StartError, CapacityError."""
         namespace = _opened(f"/proc/{pid}/ns/net", os.O_RDONLY, sandbox_id)
         try:
-            for attempt in range(_LINK_ATTEMPTS):
-                try:
-                    said, fds = self._ask("link", sandbox_id, namespace)
-                except StartError as error:
-                    if "File exists" not in error.message or attempt == _LINK_ATTEMPTS - 1:
-                        raise
-                else:
-                    return Linked(said["ifindex"], said["number"], dict(zip(_MAPS, fds, strict=True)))
-            raise AssertionError("unreachable")
+            said, fds = self._ask("link", sandbox_id, namespace)
         finally:
             os.close(namespace)
+        return Linked(said["ifindex"], said["number"], dict(zip(_MAPS, fds, strict=True)))
 
     def release(self, sandbox_id: str) -> None:
         """Gives back what is the sandbox's. Nothing there, or nobody there any more, is no error; behind a

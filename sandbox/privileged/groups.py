@@ -45,8 +45,5 @@ def bury(place: Path) -> bool:
 
 def write(path: Path, value: str) -> None:
     """To a file that is there. OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, value.encode())
-    finally:
-        os.close(fd)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb", buffering=0) as file:
+        file.write(value.encode())

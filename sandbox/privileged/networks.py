@@ -1,14 +1,12 @@
 """The host end of a veth into a namespace that a user has made, and the egress programs there and at a
 cgroup. What is inside of the namespace is the user's to set up."""
 
-import ctypes
 import os
 import secrets
 import socket
 import subprocess
-import sys
 from contextlib import suppress
-from ctypes import c_char_p, c_int, c_uint64, c_void_p
+from ctypes import CDLL, c_char_p, c_int, c_uint32, c_uint64, c_void_p, get_errno
 from pathlib import Path
 
 from sandbox.privileged.denials import NUMBERS, POOL_4, POOL_6
@@ -23,12 +21,11 @@ class Programs:
     """Over libbpf, with maps for one connection. Attached ones live with their group or link. OSError."""
 
     def __init__(self, file: str, denials: dict[bytes, bytes]) -> None:
-        self._library = library = ctypes.CDLL("libbpf.so.1", use_errno=True)
-        for name in ("bpf_object__open_file", "bpf_object__find_program_by_name"):
-            getattr(library, name).restype = c_void_p
+        self._library = library = CDLL("libbpf.so.1", use_errno=True)
+        library.bpf_object__open_file.restype = library.bpf_object__find_program_by_name.restype = c_void_p
         library.bpf_map_update_elem.argtypes = (c_int, c_char_p, c_char_p, c_uint64)
         library.bpf_map_delete_elem.argtypes = (c_int, c_char_p)
-        self._denials = dict[bytes, bytes]()
+        self._denials, self._homes = dict[bytes, bytes](), dict[str, bytes]()  # of each link the map's key
         self._object = c_void_p(library.bpf_object__open_file(os.fsencode(file), None))
         self._check(library.bpf_object__load(self._object) if self._object else -1, "load the programs")
         self.deny(denials)
@@ -54,9 +51,9 @@ class Programs:
         for name, kind in zip(_AT_GROUP, _KINDS, strict=True):
             self._attach(name, group, kind, _ALLOW_MULTI)
 
-    def make_link(self, namespace: int) -> tuple[str, int, int]:
+    def make_link(self, namespace: int, draws: int = 8) -> tuple[str, int, int]:
         """Name and ifindex of the host end, and the number of its addresses in the pools. Nothing passes
-        until there are rules, and never from other addresses. OSError, also where another has these."""
+        until there are rules, and never from other addresses. OSError, also where all drawn are another's."""
         number, name = secrets.choice(NUMBERS), f"dky{secrets.token_hex(5)}"
         version4, version6 = POOL_4[number], POOL_6[number]
         peer = f"peer name eth0 address {_INNER_MAC} netns /proc/self/fd/{namespace}"
@@ -70,13 +67,23 @@ class Programs:
             with suppress(FileNotFoundError):  # whatever the machine's default is; it may have no version 6
                 Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("0")
             home = bytes(10) + b"\xff\xff" + version4.packed + version6.packed + bytes(8)  # no trunk
-            self._write("homes", ifindex.to_bytes(4, sys.byteorder), home)
+            self._homes[name] = bytes(c_uint32(ifindex))
+            self._write("homes", self._homes[name], home)
             self._attach("wire", ifindex, _AT_LINK, 0)
             _ip(routes)
-        except BaseException:
-            remove_links(name)
+        except BaseException as error:
+            self.remove_links(name)
+            if draws > 1 and "File exists" in str(error):  # as `ip` says of another's address
+                return self.make_link(namespace, draws - 1)
             raise
         return name, ifindex, number
+
+    def remove_links(self, *names: str) -> None:
+        """Both ends of each, and its entry, which nothing else would. Nothing there is no error."""
+        for name in names:
+            self._library.bpf_map_delete_elem(self.map("homes"), self._homes.pop(name, bytes(4)))
+        with suppress(OSError, subprocess.TimeoutExpired):
+            _ip([f"link delete {name}" for name in names])
 
     def _attach(self, name: str, target: int, kind: int, flags: int) -> None:
         found = c_void_p(self._library.bpf_object__find_program_by_name(self._object, name.encode()))
@@ -88,14 +95,8 @@ class Programs:
 
     def _check(self, done: int, doing: str) -> int:
         if done < 0:
-            raise OSError(ctypes.get_errno(), f"{doing}: {os.strerror(ctypes.get_errno())}")
+            raise OSError(get_errno(), f"{doing}: {os.strerror(get_errno())}")
         return done
-
-
-def remove_links(*names: str) -> None:
-    """Both ends of each. Nothing there is no error."""
-    with suppress(OSError, subprocess.TimeoutExpired):
-        _ip([f"link delete {name}" for name in names])
 
 
 def _ip(lines: list[str], *fds: int) -> None:

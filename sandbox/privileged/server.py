@@ -13,7 +13,7 @@ from pathlib import Path
 from sandbox.privileged import adoption, bounds, denials, groups
 from sandbox.privileged.addresses import Addresses
 from sandbox.privileged.adoption import Refused
-from sandbox.privileged.networks import Programs, remove_links
+from sandbox.privileged.networks import Programs
 from sandbox.privileged.ranges import NUM_IDS, Ranges
 
 _MOST_CALLERS, _MOST_SANDBOXES, _MOST_BYTES, _ATTEMPTS, _LINKS_AT_ONCE = 8, 4096, 512, 2000, 4
@@ -53,8 +53,9 @@ class Caller:
     def cut(self) -> bool:
         """Removes a few links, which take 20 ms each, and then lets go. Whether there were some. OSError."""
         left = {name for _, name in socket.if_nameindex()}.intersection(self._links.values())
-        remove_links(*[*left][:_LINKS_AT_ONCE])
-        if not left and self.programs is not None:
+        if self.programs and left:
+            self.programs.remove_links(*[*left][:_LINKS_AT_ONCE])
+        elif self.programs:
             programs, self.programs = self.programs, None  # a signal may come behind it: never twice
             programs.close()
         return bool(left)
@@ -120,8 +121,8 @@ class Caller:
         return {"ifindex": ifindex, "number": number}, [self.programs.map(each) for each in _MAPS]
 
     def _release(self, sandbox: str) -> _Answer:
-        if sandbox in self._links:
-            remove_links(self._links.pop(sandbox))
+        if self.programs and sandbox in self._links:
+            self.programs.remove_links(self._links.pop(sandbox))
         if (first := self.ids.pop(sandbox, None)) is not None:
             self._node.doomed.append(([top / self.state / sandbox for top in self._node.tops], [first]))
         return {"first": first}, []

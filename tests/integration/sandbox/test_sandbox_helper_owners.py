@@ -170,11 +170,22 @@ def test_sandboxes_that_come_and_go_leave_nothing_with_the_helper(user: User, in
             owner.stdin.write(f"{count}\n")
             owner.stdin.flush()
             counted = said(owner)
-            files = len(list(Path(f"/proc/{helper.pid}/fd").iterdir()))
-            seen.append((counted, files))
+            seen.append((counted, count_files(helper.pid), count_map_bytes(helper.pid)))
             assert list(Path("/sys/fs/cgroup").glob(f"*/dockyard/u{NOBODY}x*/*/")) == []
             assert internet.devices() == ["lo"]
         assert seen[0] == seen[1]
+
+
+def count_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def count_map_bytes(pid: int) -> int:
+    """Of what its maps of the kernel's hold, which grows with each entry."""
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    held = [dict(line.split(":", 1) for line in text.splitlines()) for text in texts if "map_type" in text]
+    assert held
+    return sum(int(each["memlock"]) for each in held)
 
 
 def test_a_paused_sandbox_goes_with_its_owner(user: User):
