@@ -177,25 +177,54 @@ def shared_helper(state_dir: Path) -> Helper | None:
         return None
     state = cgroups.state_key(state_dir)
     with _lock:
-        found = _shared.get(state)
-        if found is not None and found.has_ended():
-            _shared.pop(state).close()
-            found = None
-        if found is None and (connection := _connect(helper_socket())) is not None:
-            found = _shared[state] = Helper(connection, state)
-        return found
+        way = _ways.setdefault(state, _Way(state))
+    return way.helper()
 
 
-_shared: dict[str, Helper] = {}
-_lock = threading.Lock()
+class _Way:
+    """To the helper, for one state directory. One thread at a time tries it, which may take long; those who
+    have waited meanwhile get its helper, or its error."""
+
+    def __init__(self, state: str) -> None:
+        self._state = state
+        self._lock = threading.Lock()  # guards what follows
+        self._helper: Helper | None = None
+        self._error: StartError | CapacityError | None = None  # of the last attempt that failed
+
+    def helper(self) -> Helper | None:
+        """As `shared_helper`."""
+        known = self._error
+        with self._lock:
+            if self._helper is not None and self._helper.has_ended():
+                self._helper.close()
+                self._helper = None
+            if self._helper is None:
+                if self._error is not None and self._error is not known:
+                    raise self._error
+                try:
+                    connection = _connect(helper_socket())
+                    self._helper = connection and Helper(connection, self._state)
+                except (StartError, CapacityError) as error:
+                    self._error = error
+                    raise
+            return self._helper
+
+    def leave(self) -> None:
+        """In a child of a fork."""
+        if self._helper is not None:
+            self._helper.leave()
+
+
+_ways: dict[str, _Way] = {}
+_lock = threading.Lock()  # guards it
 
 
 def _leave() -> None:
     """In a child of a fork: what the helper has given is its parent's, and goes with that."""
     free(_lock)
-    for helper in _shared.values():
-        helper.leave()
-    _shared.clear()
+    for way in _ways.values():
+        way.leave()
+    _ways.clear()
 
 
 os.register_at_fork(after_in_child=_leave)

@@ -80,7 +80,9 @@ def test_a_late_answer_is_not_the_next_ones(slow: Slow):
 def test_who_has_answered_late_has_not_ended(slow: Slow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(helper.os, "geteuid", lambda: 1)
     monkeypatch.setattr(helper, "_connect", lambda place: None)
-    monkeypatch.setitem(helper._shared, helper.cgroups.state_key(tmp_path), slow.helper)
+    way = helper._Way(STATE)
+    way._helper = slow.helper
+    monkeypatch.setitem(helper._ways, helper.cgroups.state_key(tmp_path), way)
     with pytest.raises(StartError, match="timed out"):
         slow.helper.adopt("sbx-1", os.getpid())
     slow.answer(*slow.hear())
@@ -120,6 +122,43 @@ def test_who_waits_behind_a_request_without_an_answer_is_told_the_same_at_once(s
     with slow.answering({}, {}):
         for _ in range(2):
             slow.helper.join("sbx-1", os.getpid())
+
+
+def test_who_waits_for_a_helper_that_does_not_answer_waits_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """And nobody with another state directory behind him. Who comes later tries again."""
+    monkeypatch.setattr(helper, "_PATIENCE_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(helper.os, "geteuid", lambda: 1)
+    ends = list[socket.socket]()
+
+    def connect(place: Path) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ends.append(theirs)
+        return ours
+
+    monkeypatch.setattr(helper, "_connect", connect)
+    errors = list[str]()
+
+    def ask(state: Path) -> None:
+        with pytest.raises(StartError) as caught:
+            helper.shared_helper(state)
+        errors.append(caught.value.message)
+
+    states = [tmp_path / str(at) for at in range(4)]
+    threads = [threading.Thread(target=ask, args=(state,)) for state in states * 4]
+    began = time.monotonic()
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert time.monotonic() - began < 6 * PATIENCE_S  # not for each of them
+    assert errors == ["the helper does not answer: timed out"] * 16
+    assert len(ends) == 4
+    ask(states[0])
+    assert len(ends) == 5
+    for each in ends:
+        each.close()
 
 
 @contextmanager
