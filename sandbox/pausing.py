@@ -83,13 +83,11 @@ class Freezer:
             try:
                 yield
             finally:
-                with self._lock:
+                with self._lock:  # in one step: a pause that is asked for finds it held, or going on
                     self._is_held = False
-                    goes_on = self._resume_after_hold
-                if goes_on:
-                    self.release()
-                else:
-                    self._resumed()  # a lifetime that has ended meanwhile counts now
+                    if self._resume_after_hold:
+                        self._thaw()
+                self._resumed()  # also of what stays paused: a lifetime that has ended meanwhile counts now
 
     def leave(self) -> None:
         """In a child of a fork: the pause is the parent's."""

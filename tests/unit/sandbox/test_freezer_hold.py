@@ -155,3 +155,12 @@ def test_a_hold_that_begins_while_it_is_resumed_is_whole(group: Path, monkeypatc
         assert freezer.is_held
         assert is_frozen(group)
     assert not is_frozen(group)
+
+
+def test_a_pause_that_is_asked_for_as_a_hold_ends_is_whole(group: Path, monkeypatch: pytest.MonkeyPatch):
+    freezer, gap = freezer_of(group), Gap()
+    monkeypatch.setattr(freezer, "_lock", gap)
+    with freezer.held():
+        gap.then = freezer.pause
+    assert freezer.is_paused
+    assert is_frozen(group)
