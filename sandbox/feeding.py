@@ -12,7 +12,8 @@ PIECE_BYTES = 1 << 16
 
 class Input:
     """Thread-safe: pieces are written as they come, and what the program has not read yet is kept here and
-    written by the channel's thread. Never blocks."""
+    written by the channel's thread. Never blocks. OSError where the host has no room to wait for the program:
+    the piece is kept, and goes on with the next call."""
 
     def __init__(self, data: bytes, *, stays_open: bool, channel: Channel) -> None:
         self.is_wanted = stays_open or data != b""
@@ -70,8 +71,8 @@ class Input:
                 del self._rest[: os.write(self._fd, self._rest[:PIECE_BYTES])]
         except BlockingIOError:
             if not self._is_watched:
-                self._is_watched = True
                 self._channel.watch(self._fd, self._on_ready, writable=True)
+                self._is_watched = True  # only now: where that fails, the next call tries it again
             return
         except OSError:  # the program reads no more
             self._let_go()

@@ -150,14 +150,19 @@ class RunningCommand(Named):
     def send_stdin(self, data: bytes | str) -> None:
         """More input, for a command started with `stdin=None`. Does not block: what the program does not read
         yet is kept. Raises InvalidArgument after `close_stdin`; nothing happens to a command that has ended.
+        CapacityError where the host has no room to wait for the program: `data` is kept and not to be sent
+        again, and the next piece, which may be empty, has it go on.
         """
-        self._input.add(utf8("data", data))
+        with translated("sending input", sandbox_id=self._channel.name):
+            self._input.add(utf8("data", data))
         self._host.touch()
 
     @undisturbed_call
     def close_stdin(self) -> None:
-        """The end of the input. Idempotent. A terminal's line ends by `send_stdin("\x04")` instead."""
-        self._input.close()
+        """The end of the input. Idempotent. A terminal's line ends by `send_stdin("\x04")` instead.
+        CapacityError as of `send_stdin`: call it again."""
+        with translated("closing the input", sandbox_id=self._channel.name):
+            self._input.close()
         self._host.touch()
 
     @undisturbed_call

@@ -1,16 +1,19 @@
 """Running commands."""
 
+import errno
 import os
 import signal
 import subprocess
 import threading
 from collections.abc import Callable
 from itertools import pairwise
+from typing import NoReturn
 
 import pytest
 
 from sandbox import Policy, Sandbox, sandboxes
-from sandbox.errors import InvalidArgument, SandboxGone
+from sandbox.channel import Channel
+from sandbox.errors import CapacityError, InvalidArgument, SandboxGone
 
 needs_cgroups = pytest.mark.skipif(os.geteuid() != 0, reason="memory cgroups need root")
 
@@ -276,3 +279,22 @@ def test_a_command_does_not_inherit_what_its_owner_ignores(create: Callable[...,
     finally:
         signal.signal(signal.SIGINT, before)
     assert box.commands.run("trap 'echo taken' INT; kill -INT $$").stdout == "taken\n"
+
+
+def test_input_that_nobody_can_wait_with_goes_on_with_the_next_call(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    counting = box.commands.start("until [ -e go ]; do sleep 0.01; done; wc -c", stdin=None, timeout_s=30)
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "watch", fail)
+        for _ in range(2):
+            with pytest.raises(CapacityError, match="sending input"):
+                counting.send_stdin(bytes(1 << 19))
+        with pytest.raises(CapacityError, match="closing the input"):
+            counting.close_stdin()
+    counting.close_stdin()
+    box.files.write("go", "")
+    assert int(counting.wait().stdout) == 1 << 20
