@@ -17,6 +17,7 @@ from sandbox.door import Call, ask
 from sandbox.entries import Entry
 from sandbox.errors import InvalidArgument
 from sandbox.feed import OnOutput, Stream, Watchers
+from sandbox.files import PATIENCE_S
 from sandbox.named import Named
 from sandbox.orders import checked_env
 from sandbox.processes import ProcessKey
@@ -27,6 +28,7 @@ from sandbox.texts import utf8
 from sandbox.undisturbed import undisturbed, undisturbed_call
 
 _SOON_S = 30.0
+_AT_LAST_S = PATIENCE_S + _SOON_S  # of what its owner may try for so long without a word
 _PLAIN = (str, int, float, type(None))
 
 
@@ -164,7 +166,7 @@ class AttachedFiles:
                 f"data of {len(content)} bytes, at most {MAX_FILE_BYTES} go to another process at a time",
                 hint="write it in the owner's process",
             )
-        self._line.ask("files.write", path=path, data=_encoded(content), mode=mode)
+        self._line.ask("files.write", _AT_LAST_S, path=path, data=_encoded(content), mode=mode)
 
     def list(self, path: str = "/workspace") -> tuple[Entry, ...]:
         """See `Files.list`."""
@@ -176,15 +178,15 @@ class AttachedFiles:
 
     def make_dir(self, path: str) -> None:
         """See `Files.make_dir`."""
-        self._line.ask("files.make_dir", path=path)
+        self._line.ask("files.make_dir", _AT_LAST_S, path=path)
 
     def remove(self, path: str) -> None:
         """See `Files.remove`."""
-        self._line.ask("files.remove", _SOON_S * 4, path=path)
+        self._line.ask("files.remove", _AT_LAST_S, path=path)
 
     def rename(self, path: str, to: str) -> None:
         """See `Files.rename`."""
-        self._line.ask("files.rename", path=path, to=to)
+        self._line.ask("files.rename", _AT_LAST_S, path=path, to=to)
 
 
 def _encoded(data: bytes) -> str:

@@ -1,5 +1,6 @@
 """A sandbox of another process is used through its owner, and by nobody else."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sandbox_owner import Owner, owned
@@ -27,6 +29,7 @@ from sandbox.errors import (
     SandboxError,
     SandboxGone,
 )
+from sandbox.files import Files
 from sandbox.processes import this_process
 
 Create = Callable[..., Sandbox]
@@ -259,7 +262,7 @@ def test_many_that_wait_do_not_keep_it_from_being_ended(create: Create, state_di
 
 @needs_root
 def test_a_pause_is_no_silence(create: Create, state_dir: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Line.ask, "__defaults__", (0.5,))  # of silence, in the place of half a minute
+    monkeypatch.setattr("sandbox.attached._SOON_S", 0.5)  # of silence, in the place of half a minute
     monkeypatch.setattr("sandbox.door._BEAT_S", 0.05)
     monkeypatch.setattr("sandbox.answers._LOOK_S", 0.02)
     own = create()
@@ -276,6 +279,26 @@ def test_a_pause_is_no_silence(create: Create, state_dir: Path, monkeypatch: pyt
         assert own.is_paused
         own.files.write("/workspace/go", "")
         assert result.result(20).stdout == "on\n"
+
+
+@pytest.mark.parametrize(
+    ("do", "words"), [("write", ("a", b"")), ("make_dir", ("a",)), ("remove", ("b",)), ("rename", ("b", "c"))]
+)
+def test_what_its_owner_may_try_for_long_is_waited_for(
+    create: Create, state_dir: Path, monkeypatch: pytest.MonkeyPatch, do: str, words: tuple[object, ...]
+):
+    own, do_it = create(), getattr(Files, do)
+    own.files.write("b", "")
+    attached = sandboxes.attach(own.id, state_dir=state_dir)
+    inner = inspect.unwrap(Line.ask)
+    monkeypatch.setattr(inner, "__defaults__", (0.2,))  # of silence, in the place of half a minute
+
+    def take_long(*args: Any, **more: Any) -> Any:
+        threading.Event().wait(0.5)
+        return do_it(*args, **more)
+
+    monkeypatch.setattr(Files, do, take_long)
+    getattr(attached.files, do)(*words)
 
 
 @needs_root
