@@ -27,6 +27,7 @@ from sandbox.errors import (
     SandboxNotFound,
     UnsupportedError,
     error_of,
+    telling_shortage,
 )
 from sandbox.forks import leave_in_children
 from sandbox.journal import Journal, Record
@@ -234,9 +235,10 @@ class Directory(Generic[T]):
                 yield member.get_info()
 
 
+@telling_shortage("looking for a sandbox")
 def owner_of(state_dir: Path, sandbox_id: str) -> ProcessKey:
     """The other process that has it. Raises AuthError for another user's, SandboxGone for one that has ended,
-    SandboxNotFound."""
+    SandboxNotFound, CapacityError where no descriptor is left to look."""
     try:
         record = Journal(state_dir).find(sandbox_id)
         if record is None:
@@ -273,6 +275,7 @@ def _tell_end(state_dir: Path, sandbox_id: str) -> NoReturn:
     )
 
 
+@telling_shortage("looking for sandboxes")
 def _others(state_dir: Path) -> dict[ProcessKey, list[str]]:
     """Processes that live, but for this one, and what they own."""
     owners: dict[ProcessKey, list[str]] = {}

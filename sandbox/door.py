@@ -33,6 +33,7 @@ from sandbox.errors import (
     SandboxGone,
     UnsupportedError,
     error_of,
+    telling_shortage,
 )
 from sandbox.forks import close_in_children
 from sandbox.processes import ProcessKey, this_process
@@ -46,6 +47,7 @@ _END_PATIENCE_S = 0.5  # for an owner that hangs up, until it has ended if it wa
 _MAX_REQUEST_BYTES, _MAX_ANSWER_BYTES = 1 << 25, 1 << 26
 _INODE_AT, _NAME_AT = 6, 7  # words of a line of /proc/net/unix
 _BACKLOG, _AGAIN_S, _MOST_AT_ONCE = 64, 0.1, 128
+_RETRY_S = 0.01  # for a place in the backlog
 _TOO_LARGE = InvalidArgument(
     f"the answer has more than {_MAX_ANSWER_BYTES >> 20} MiB", hint="ask for less, or in the owner's process"
 )
@@ -224,6 +226,7 @@ def ask(owner: ProcessKey, request: Request, patience_s: float = PATIENCE_S) -> 
     """The owner's answer. Blocks for it; after `patience_s` in which nothing comes there is none.
 
     Raises what the owner raises; AuthError where it is another user's, SandboxGone where it has ended,
+    CapacityError where this process has no descriptor left or too many others wait for the owner,
     UnsupportedError where it lives and does not answer: it is in another network namespace, or has no
     descriptor left.
     """
@@ -264,7 +267,7 @@ class Call:
                 f"what is asked takes more than {most} MiB", hint="ask in the owner's process"
             )
         try:
-            with _connected(self._owner, self._patience_s) as connection, self._held(connection):
+            with self._connected() as connection, self._held(connection):
                 with suppress(BrokenPipeError):  # the answer may have come before it
                     connection.sendall(packed)
                 yield from map(json.loads, _lines(connection, _MAX_ANSWER_BYTES))
@@ -276,6 +279,20 @@ class Call:
                 f"process {self._owner.pid}, which owns the sandbox, does not answer: {why}",
                 hint="ask in that process, or end it: its sandboxes end with it",
             ) from error
+
+    def _connected(self) -> socket.socket:
+        """Once there is room among those who wait for the owner: until then Linux refuses with EAGAIN whoever
+        has a bound to his patience."""
+        owner = f"process {self._owner.pid}, which owns the sandbox"
+        give_up_s = time.monotonic() + self._patience_s
+        with telling_shortage(f"asking {owner}"):
+            while True:
+                try:
+                    return _connected(self._owner, self._patience_s)
+                except BlockingIOError as error:
+                    if self._is_off or time.monotonic() > give_up_s:
+                        raise CapacityError(f"too many wait for {owner}", hint="ask again") from error
+                    time.sleep(_RETRY_S)
 
     def break_off(self) -> None:
         """The owner sees that whoever asked has left, and no answer comes. Idempotent."""
@@ -300,9 +317,10 @@ class Call:
 
 
 def gone_with(owner: ProcessKey, sandbox_id: str) -> SandboxGone:
-    """What is said of a sandbox whose owner has ended without a word."""
+    """What is said of a sandbox, or with "" of all, whose owner has ended without a word."""
+    name = f"sandbox {sandbox_id}" if sandbox_id else "every sandbox"
     return SandboxGone(
-        f"sandbox {sandbox_id} ended with its owner, process {owner.pid}", reason="lost",
+        f"{name} ended with its owner, process {owner.pid}", reason="lost",
         hint="`dockyard sandbox sweep` removes what may be left of it", sandbox_id=sandbox_id,
     )  # fmt: skip
 

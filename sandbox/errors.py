@@ -332,21 +332,34 @@ def is_shortage(error: OSError) -> bool:
 
 
 @contextmanager
-def translated(doing: str, *, sandbox_id: str = "") -> Generator[None]:
+def telling_shortage(doing: str, *, sandbox_id: str = "") -> Generator[None]:
     """Turns an OSError of the block into a CapacityError where the host is out of something (descriptors,
-    memory, threads, disk), else into a StartError of phase `create`; of a sandbox that is there, into a plain
-    SandboxError. `doing` begins its message. What is a SandboxError already, some of which are OSErrors too,
-    stays as it is."""
+    memory, threads, disk). `doing` begins its message. Whatever else is raised stays as it is, also what is a
+    SandboxError already, some of which are OSErrors too."""
     try:
         yield
+    except OSError as error:
+        if isinstance(error, SandboxError) or not is_shortage(error):
+            raise
+        hint = "close or end something, or raise the limit (`ulimit -n`, `ulimit -u`), and try again"
+        raise CapacityError(_words(doing, error), hint=hint, sandbox_id=sandbox_id) from error
+
+
+@contextmanager
+def translated(doing: str, *, sandbox_id: str = "") -> Generator[None]:
+    """As `telling_shortage`, and any other OSError into a StartError of phase `create`; of a sandbox that is
+    there, into a plain SandboxError."""
+    try:
+        with telling_shortage(doing, sandbox_id=sandbox_id):
+            yield
     except SandboxError:
         raise
     except OSError as error:
-        words = f"{doing}: {error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-        if is_shortage(error):
-            hint = "close or end something, or raise the limit (`ulimit -n`, `ulimit -u`), and try again"
-            raise CapacityError(words, hint=hint, sandbox_id=sandbox_id) from error
-        hint = "`dockyard doctor` says what this host lacks"
+        words, hint = _words(doing, error), "`dockyard doctor` says what this host lacks"
         if sandbox_id:
             raise SandboxError(words, hint=hint, sandbox_id=sandbox_id) from error
         raise StartError(words, phase="create", hint=hint, sandbox_id=sandbox_id) from error
+
+
+def _words(doing: str, error: OSError) -> str:
+    return f"{doing}: {error.strerror or error}" + (f": {error.filename}" if error.filename else "")

@@ -60,7 +60,9 @@ class ProcessKey:
                     ended.poll(1000 * patience_s)
             finally:
                 os.close(handle)
-        return not self.is_alive()
+        with suppress(OSError):  # there is none to look by either: nobody knows that it has ended
+            return not self.is_alive()
+        return False
 
     def kill(self) -> bool:
         """SIGKILL without a race against reuse of the pid. False when it is gone already."""

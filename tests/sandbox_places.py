@@ -2,7 +2,10 @@
 
 import gc
 import os
+import resource
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,19 @@ def assert_no_more_fds(before: int) -> None:
     if count_fds() > before:
         gc.collect()
         assert count_fds() <= before
+
+
+@contextmanager
+def no_descriptor_left() -> Generator[None]:
+    """For this process, as long as the block; what is open stays so."""
+    lowest = os.open("/", os.O_RDONLY)
+    os.close(lowest)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Trees on the host: no link followed, nothing written outside."""
 
 import os
-import resource
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sandbox_places import no_descriptor_left
 
 from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument
 from sandbox.host_tree import read_tree, write_tree
@@ -77,15 +77,8 @@ def test_what_no_descriptor_is_left_for_is_an_error_not_a_gap(tmp_path: Path, nu
     tree = read_tree(tmp_path, max_bytes=100)
     for _ in range(num_read):
         next(tree)
-    lowest = os.open(tmp_path, os.O_RDONLY)
-    os.close(lowest)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-    try:
-        with pytest.raises(CapacityError, match=f"{words}: Too many open files"):
-            next(tree)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with no_descriptor_left(), pytest.raises(CapacityError, match=f"{words}: Too many open files"):
+        next(tree)
 
 
 @pytest.mark.parametrize("swap", [os.mkfifo, lambda place: place.symlink_to("/etc")])

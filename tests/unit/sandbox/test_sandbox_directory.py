@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sandbox_places import no_descriptor_left
 
 from sandbox import directory
 from sandbox.directory import Directory
@@ -91,6 +92,17 @@ def test_a_list_leaves_out_what_ends_meanwhile(known: "Directory[Box]", tmp_path
     assert known.list(labels={"a": "1", "b": "2"}, state_dir=tmp_path)
     assert known.list(labels={"a": "2"}, state_dir=tmp_path) == ()
     assert known.list(labels={"c": ""}, state_dir=tmp_path) == ()
+
+
+def test_a_want_of_descriptors_is_told(known: "Directory[Box]", tmp_path: Path):
+    owner = find_process(os.getppid())
+    assert owner is not None
+    Journal(tmp_path).write(Record(ID, owner, boot_id(), "function", cgroups=()))
+    for look in (known.attach, known.info, known.kill):
+        with no_descriptor_left(), pytest.raises(CapacityError, match="for a sandbox: Too many open files"):
+            look(ID, state_dir=tmp_path)
+    with no_descriptor_left(), pytest.raises(CapacityError, match="for sandboxes: Too many open files"):
+        known.list(state_dir=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""A door before which more wait than it takes in at a time, and one who has no descriptor to ask by."""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+from sandbox_places import no_descriptor_left
+
+from sandbox.door import Door, _name, ask
+from sandbox.errors import CapacityError
+from sandbox.processes import ProcessKey, find_process
+
+
+@contextmanager
+def forked(run: Callable[[], object]) -> Generator[int]:
+    """The pid of a process that has done it and waits for the end of the block."""
+    has_run, running = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            run()
+            os.write(running, b"x")
+            signal.pause()
+        finally:
+            os._exit(2)
+    os.close(running)
+    try:
+        assert os.read(has_run, 1) == b"x"
+        yield pid
+    finally:
+        os.close(has_run)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def owner() -> Iterator[ProcessKey]:
+    with forked(Door(lambda request, has_left, tell: "hello").open) as pid:
+        key = find_process(pid)
+        assert key is not None
+        yield key
+
+
+def test_whoever_asks_waits_for_a_place_within_his_patience(owner: ProcessKey):
+    os.kill(owner.pid, signal.SIGSTOP)
+    os.waitpid(owner.pid, os.WUNTRACED)
+    with ExitStack() as crowd:
+        with suppress(BlockingIOError):
+            while True:
+                caller = crowd.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                caller.setblocking(False)
+                caller.connect(_name(owner))
+        with pytest.raises(CapacityError, match="too many wait"):
+            ask(owner, {}, patience_s=0.1)
+        threading.Timer(0.3, os.kill, (owner.pid, signal.SIGCONT)).start()
+        assert ask(owner, {}) == "hello"
+
+
+def test_one_who_has_no_descriptor_to_ask_by_is_told_so(owner: ProcessKey):
+    with no_descriptor_left(), pytest.raises(CapacityError, match="Too many open files"):
+        ask(owner, {})
+    assert ask(owner, {}) == "hello"
