@@ -102,7 +102,9 @@ class Door:
     def _serve(self, listener: socket.socket) -> None:
         while True:
             try:
-                self._let_in(listener.accept()[0])
+                connection = listener.accept()[0]
+                with suppress(OSError):  # it has hung up, as anybody may without end: no others wait for that
+                    self._let_in(connection)
             except (OSError, MemoryError):  # for want of a descriptor, or memory: whoever asks may ask again
                 time.sleep(_AGAIN_S)
             except Exception:

@@ -14,6 +14,8 @@ from sandbox.door import Door, _name, ask
 from sandbox.errors import CapacityError
 from sandbox.processes import ProcessKey, find_process
 
+NOBODY = 65534
+
 
 @contextmanager
 def forked(run: Callable[[], object]) -> Generator[int]:
@@ -42,6 +44,25 @@ def owner() -> Iterator[ProcessKey]:
         key = find_process(pid)
         assert key is not None
         yield key
+
+
+def hang_up_without_end(owner: ProcessKey) -> None:
+    os.setuid(NOBODY)
+
+    def hang_up() -> None:
+        while True:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller, suppress(BlockingIOError):
+                caller.setblocking(False)
+                caller.connect(_name(owner))
+
+    threading.Thread(target=hang_up).start()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_who_hangs_up_without_end_keeps_nobody_out(owner: ProcessKey):
+    with forked(lambda: hang_up_without_end(owner)):
+        for _ in range(20):
+            assert ask(owner, {}, patience_s=3) == "hello"
 
 
 def test_whoever_asks_waits_for_a_place_within_his_patience(owner: ProcessKey):
