@@ -16,6 +16,7 @@ from typing import Literal
 from sandbox import cgroups, images, toolkit
 from sandbox.audit_log import SandboxLog
 from sandbox.egress import links
+from sandbox.errors import SandboxError
 from sandbox.host_tree import remove_tree
 from sandbox.journal import Journal, Record
 from sandbox.layers import loops, residue
@@ -88,16 +89,18 @@ def leftovers(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
 def sweep(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
     """Removes all leftovers and returns them; nothing the second time. Live sandboxes are not touched.
 
-    Blocks until it is done, seconds at most. CapacityError when the kernel holds on to a cgroup.
+    Blocks until it is done, seconds at most. CapacityError when the kernel holds on to a cgroup, AuthError
+    when one is another user's: behind all others, and what its sandbox has besides, but for links, stays for
+    the next sweep.
     """
     state = chosen_state_dir(state_dir)
     found = leftovers(state)
+    _kill_all(each.process for each in found if each.process is not None)
+    kept = _remove_groups(each for each in found if each.kind == "cgroup")
     by_kind: dict[LeftoverKind, list[Leftover]] = {}
     for each in found:
-        by_kind.setdefault(each.kind, []).append(each)
-    _kill_all(each.process for each in by_kind.get("process", ()) if each.process is not None)
-    for each in by_kind.get("cgroup", ()):
-        cgroups.remove_group(Path(each.name))
+        if each.sandbox_id not in kept or each.kind == "link":
+            by_kind.setdefault(each.kind, []).append(each)
     for each in by_kind.get("link", ()):
         links.delete_host_end(each.name)
     for each in by_kind.get("profile", ()):
@@ -117,6 +120,8 @@ def sweep(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
     roots = cgroups.mount_roots()
     cgroups.remove_abandoned(roots, time.time())
     cgroups.remove_empty_parents(roots, cgroups.state_key(state))
+    for error in kept.values():
+        raise error
     return found
 
 
@@ -203,6 +208,17 @@ def _remove_directory(path: Path) -> None:
     with suppress(FileNotFoundError):  # another sweep was first
         path.rename(doomed)
     remove_tree(doomed)
+
+
+def _remove_groups(groups: Iterable[Leftover]) -> dict[str, SandboxError]:
+    """By the sandbox's id, why one is there yet."""
+    kept: dict[str, SandboxError] = {}
+    for each in groups:
+        try:
+            cgroups.remove_group(Path(each.name))
+        except SandboxError as error:
+            kept.setdefault(each.sandbox_id, error)
+    return kept
 
 
 def _kill_all(keys: Iterable[ProcessKey]) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from sandbox.errors import CapacityError
+from sandbox.errors import AuthError, CapacityError
 from sandbox.kernel_files import read_small, write_small
 from sandbox.limits import LimitName, Limits
 from sandbox.listings import list_folder
@@ -77,8 +77,8 @@ def parse_hierarchies(mounts: str) -> list[tuple[Path, Literal[1, 2], frozenset[
 
 
 def find_hierarchies(mounts: Path = Path("/proc/mounts"), *, below: str = "") -> tuple[Hierarchy, ...]:
-    """Hierarchies in which this process may make groups, or may below a group. Empty for an ordinary user
-    without delegation."""
+    """Hierarchies in which this process may make groups, or may below a group, which then is no sweep's to
+    remove for a while. Empty for an ordinary user without delegation."""
     look = _usable.__wrapped__ if below else _usable  # what is below a group changes with those that make it
     return look(mounts.read_text(), below, os.geteuid())
 
@@ -88,18 +88,31 @@ def _usable(mounts: str, below: str, user: int) -> tuple[Hierarchy, ...]:
     """By a user, who may do the same with the same mounts."""
     del user
     found: list[Hierarchy] = []
-    for root, version, options in parse_hierarchies(mounts):
-        if version == 1 and options.isdisjoint(CONTROLLERS):
-            continue
+    for root, version, options in _counting(mounts):
         if not os.access(root / below, os.W_OK, effective_ids=True):
             continue
         names = options
-        if version == 2:
-            names = frozenset((root / below / "cgroup.controllers").read_text().split())
+        try:
+            if below:
+                os.utime(root / below)  # or a sweep that finds it empty may take it for abandoned
+            if version == 2:
+                names = frozenset((root / below / "cgroup.controllers").read_text().split())
+        except FileNotFoundError:  # one just has
+            continue
         controllers: frozenset[Controller] = frozenset(name for name in CONTROLLERS if name in names)
         if controllers or version == 2:
             found.append(Hierarchy(root, version, controllers))
     return tuple(found)
+
+
+def _counting(mounts: str) -> list[tuple[Path, Literal[1, 2], frozenset[str]]]:
+    """Those of `parse_hierarchies` in which a sandbox gets a group."""
+    return [each for each in parse_hierarchies(mounts) if each[1] == 2 or not each[2].isdisjoint(CONTROLLERS)]
+
+
+def counting_roots(mounts: Path = Path("/proc/mounts")) -> tuple[Path, ...]:
+    """Roots of all hierarchies in which a sandbox gets a group where this process may make one."""
+    return tuple(root for root, _, _ in _counting(mounts.read_text()))
 
 
 def enforceable(hierarchies: Sequence[Hierarchy]) -> frozenset[LimitName]:
@@ -207,7 +220,7 @@ def _explained(group: Group) -> Generator[None]:
 
 def remove_group(path: Path) -> None:
     """Kills every process in a group and below it, and removes the directories. Nothing there: no error.
-    CapacityError where they are still in use after 5 seconds, PermissionError where they are not this user's.
+    CapacityError where they are still in use after 5 seconds, AuthError where they are not this user's.
     """
     give_up = time.monotonic() + REMOVE_PATIENCE_S
     while True:
@@ -228,25 +241,24 @@ def remove_group(path: Path) -> None:
         if not path.exists():
             return
         if isinstance(refused, PermissionError):
-            raise refused
+            raise AuthError(f"cgroup {path} is another user's: {refused.strerror}") from refused
         if time.monotonic() > give_up:
             raise CapacityError(f"cgroup {path} is still in use", hint="a process in it cannot be killed")
         time.sleep(0.001)  # the kernel frees a group a moment after its last process has gone
 
 
 def remove_abandoned(roots: Sequence[Path], now_s: float) -> None:
-    """Removes old groups without a process, of any state directory: where it is gone, nobody else would.
+    """Removes old groups without a process, and old `dockyard/STATE` without groups, of any state directory:
+    where it is gone, nobody else would. A user's owner cannot make his STATE again.
 
     A sandbox that lives has its init in its group; one that is being made has had its group for a moment.
     """
     for root in roots:
         for state in _folders(root / TOP):
-            for group in _folders(state):
+            for each in (*_folders(state), state):
                 with suppress(OSError):  # in use, or gone meanwhile
-                    if now_s - group.stat().st_mtime > ABANDONED_S:
-                        group.rmdir()
-            with suppress(OSError):
-                state.rmdir()
+                    if now_s - each.stat().st_mtime > ABANDONED_S:
+                        each.rmdir()
 
 
 def remove_empty_parents(roots: Sequence[Path], state: str) -> None:
@@ -373,7 +385,7 @@ def _kill_members(path: Path) -> None:
     for pid in members(path):
         try:
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):  # the caller sees that the group is there yet
             continue
 
 

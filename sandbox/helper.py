@@ -58,9 +58,8 @@ class Helper:
     def hierarchies(self) -> tuple[cgroups.Hierarchy, ...]:
         """Trees of cgroups in which this user may make groups of this state. StartError, CapacityError."""
         below = f"{cgroups.TOP}/{self._state}"
-        if not (
-            found := cgroups.find_hierarchies(below=below)
-        ):  # or a sweep took the folder while it was empty
+        found = cgroups.find_hierarchies(below=below)
+        if len(found) < len(cgroups.counting_roots()):  # a sweep took folders while they were empty
             self._open()
             found = cgroups.find_hierarchies(below=below)
         return found

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from ordinary_user import BEGIN, NOBODY, User, groups_of_user, said, user
 from sandbox_internet import HOST, Internet, wait_until
 
+from sandbox import cgroups
 from sandbox.processes import find_process
 
 __all__ = ["user"]  # a fixture
@@ -256,3 +258,77 @@ def test_helpers_that_come_and_go_leave_nothing_with_the_owner(user: User, inter
                 owner.stdin.flush()
                 seen.append(said(owner))
     assert seen[0] == seen[1] == seen[2]
+
+
+TREES = (
+    BEGIN
+    + r"""
+from sandbox.helper import shared_helper
+helper = shared_helper(state)
+print(json.dumps(len(helper.hierarchies())), flush=True)
+for line in sys.stdin:
+    print(json.dumps(len(helper.hierarchies())), flush=True)
+"""
+)
+
+
+def test_roots_sweep_leaves_a_users_folders_to_an_owner_who_is_about_to_use_them(user: User):
+    """And where it has taken some, or all, the owner has them made again."""
+
+    def trees() -> Any:
+        assert owner.stdin is not None
+        owner.stdin.write("\n")
+        owner.stdin.flush()
+        return said(owner)
+
+    def sweep_old(*places: Path) -> list[Path]:
+        for each in places:
+            os.utime(each, (0, 0))
+        cgroups.remove_abandoned(cgroups.mount_roots(), time.time())
+        return groups_of_user()
+
+    with user.helped(), user.start(TREES) as owner:
+        num_trees, all_places = said(owner), groups_of_user()
+        assert sweep_old() == all_places
+        for each in all_places:
+            os.utime(each, (0, 0))
+        assert trees() == num_trees
+        assert sweep_old() == all_places
+        for taken in (all_places[:1], all_places):
+            assert sweep_old(*taken) == all_places[len(taken) :]
+            assert trees() == num_trees
+            assert groups_of_user() == all_places
+
+
+REMOVED = (
+    BEGIN
+    + r"""
+from sandbox import cgroups
+from sandbox.errors import AuthError
+import time
+began = time.monotonic()
+try:
+    cgroups.remove_group(Path(sys.argv[3]))
+except AuthError as error:
+    print(json.dumps([str(error), time.monotonic() - began]))
+"""
+)
+
+
+def test_a_group_of_roots_is_not_a_users_to_remove(user: User):
+    """Which is said at once, whether a process is in it or not; none is ended."""
+    group = Path("/sys/fs/cgroup/pids/dockyard-test-of-root")
+    group.mkdir()
+    try:
+        seen = [user.run(REMOVED, group)]
+        with subprocess.Popen(["sleep", "60"]) as process:
+            (group / "cgroup.procs").write_text(str(process.pid))
+            seen.append(user.run(REMOVED, group))
+            assert process.poll() is None
+            process.kill()
+        for words, took_s in seen:
+            assert "is another user's" in words
+            assert took_s < cgroups.REMOVE_PATIENCE_S / 2
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()

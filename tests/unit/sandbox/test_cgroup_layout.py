@@ -143,12 +143,17 @@ def test_the_state_key_is_the_same_by_any_name(tmp_path: Path):
 def test_old_empty_groups_of_any_state_go_and_young_or_used_ones_stay(tmp_path: Path):
     """Directories stand for groups here: the kernel, too, removes only what is empty."""
     top = tmp_path / TOP
-    for name in ("gone/sbx-old", "live/sbx-young", "live/sbx-used/of-its-own"):
+    for name in ("gone/sbx-old", "idle", "live/sbx-young", "live/sbx-used/of-its-own"):
         (top / name).mkdir(parents=True)
     now_s = (top / "gone/sbx-old").stat().st_mtime
     remove_abandoned([tmp_path], now_s + 1)
     assert (top / "gone/sbx-old").exists()
+    assert (top / "idle").exists()  # a user's, who cannot make it again, may be about to use it
     os.utime(top / "live/sbx-young", (now_s + ABANDONED_S, now_s + ABANDONED_S))
     remove_abandoned([tmp_path], now_s + ABANDONED_S + 1)
-    assert not (top / "gone").exists()
     assert {path.name for path in (top / "live").iterdir()} == {"sbx-young", "sbx-used"}
+    assert not (top / "idle").exists()
+    assert not (top / "gone/sbx-old").exists()
+    remove_abandoned([tmp_path], now_s + 3 * ABANDONED_S)
+    assert not (top / "gone").exists()
+    assert {path.name for path in (top / "live").iterdir()} == {"sbx-used"}

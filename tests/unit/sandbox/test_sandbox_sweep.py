@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import audit
+from sandbox import audit, cgroups
 from sandbox.audit import Leftover, leftovers, sweep
+from sandbox.errors import AuthError
 from sandbox.journal import Journal, Record
 from sandbox.processes import ProcessKey, boot_id, find_process, this_process
 
@@ -114,3 +115,28 @@ def test_a_mount_of_the_administrators_that_is_called_dockyard_stays(tmp_path: P
         assert place.is_mount()
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_group_that_cannot_be_removed_keeps_no_other_from_being_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its own sandbox stays for the next sweep, which finds it by its record."""
+    journal, ids = Journal(tmp_path), ("sbx-foreign", "sbx-own")
+    for each in ids:
+        journal.write(Record(each, DEAD, boot_id(), "function", cgroups=()))
+    found = [Leftover("cgroup", f"/nowhere/{each}", each) for each in ids]
+    found += [Leftover("record", each, each) for each in ids]
+    removed = list[str]()
+
+    def remove_group(path: Path) -> None:
+        if path.name == "sbx-foreign":
+            raise AuthError(f"cgroup {path} is another user's")
+        removed.append(path.name)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(audit, "leftovers", lambda state: tuple(found))
+        patches.setattr(cgroups, "remove_group", remove_group)
+        with pytest.raises(AuthError, match="sbx-foreign"):
+            sweep(tmp_path)
+    assert removed == ["sbx-own"]
+    assert [record.id for record in journal.records()] == ["sbx-foreign"]
