@@ -23,10 +23,10 @@ from typing import Protocol
 from protocol.clock import Clock
 from sandbox import poller
 from sandbox.forks import leave_in_children
+from sandbox.passed import receive
 from sandbox.wire import FRAME_BYTES, Frame, Kind, decode, encode
 
 _MAX_EVENTS = 64
-_ONE_FD = socket.CMSG_LEN(4)
 # A socket whose other end is gone: the thread learns that by reading.
 _GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ECONNREFUSED})
 
@@ -281,7 +281,7 @@ class Channel:
         no longer ours to talk to."""
         for _ in range(_MAX_EVENTS):
             try:
-                data, fds = receive(self._socket)
+                data, fds, _ = receive(self._socket, FRAME_BYTES + 1, flags=socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return True
             except OSError:
@@ -310,19 +310,6 @@ class Channel:
             deadline = listener.deadline_ns()
             if deadline is not None and deadline <= now:
                 listener.on_deadline()
-
-
-def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """One packet of a sandbox's, with at most one descriptor, which is the caller's. Empty at the end.
-    BlockingIOError when there is none."""
-    # Not socket.recv_fds, nor send_fds: they ignore their flags.
-    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-    data, ancillary, _, _ = sock.recvmsg(FRAME_BYTES + 1, _ONE_FD, flags)
-    fds = array("i")
-    for level, kind, content in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(content)
-    return data, list(fds)
 
 
 def _rights(fds: list[int]) -> list[tuple[int, int, bytes]]:

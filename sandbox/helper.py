@@ -18,6 +18,7 @@ from typing import Any
 from sandbox import cgroups
 from sandbox.errors import CapacityError, StartError, is_shortage
 from sandbox.forks import free
+from sandbox.passed import receive
 from sandbox.places import helper_socket
 
 _PATIENCE_S = 30.0  # a link of each other process of this user's may come first
@@ -26,7 +27,6 @@ _MOST_OPENINGS, _MOMENT_S = 200, 0.05  # while what another owner of the state h
 _MOST_BYTES = 2048
 _PEER = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _MAPS = ("allowed", "attached", "counts", "events", "links")
-_ROOM = socket.CMSG_LEN(len(_MAPS) * array("i").itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Helper:
                 self._number += 1
                 self._connection.settimeout(_LATE_PATIENCE_S if self._late and is_release else _PATIENCE_S)
                 record = json.dumps([verb, name, self._number]).encode()
-                # Not socket.send_fds, nor recv_fds: they ignore their flags.
+                # Not socket.send_fds, which ignores its flags.
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
                 self._connection.sendmsg([record], [rights], socket.MSG_NOSIGNAL)
                 heard = self._hear(self._number)
@@ -154,12 +154,11 @@ class Helper:
     def _hear(self, number: int) -> tuple[dict[str, Any], list[int]]:
         """The answer to that request, behind those that came too late for others."""
         while True:
-            data, ancillary, flags, _ = self._connection.recvmsg(_MOST_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
-            given = array("i", b"".join(content for _, _, content in ancillary)).tolist()
+            data, given, is_cut = receive(self._connection, _MOST_BYTES, num_fds=len(_MAPS))
             if not data:
                 raise ConnectionResetError("it has ended, or serves as many processes as it can")
             said: dict[str, Any] = json.loads(data)
-            is_late, is_cut = said["request"] != number, flags & socket.MSG_CTRUNC
+            is_late = said["request"] != number
             if not (is_late or is_cut):
                 return said, given
             for fd in given:

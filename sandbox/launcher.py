@@ -15,6 +15,7 @@ from sandbox.errors import CapacityError, StartError, is_shortage
 from sandbox.forks import close_in_children
 from sandbox.memory_files import memory_file
 from sandbox.nursery import Launcher, shared_nursery
+from sandbox.passed import receive
 from sandbox.processes import ProcessKey, find_process
 from sandbox.sealed import sealed_copy
 from sandbox.substrates.base import LaunchPlan
@@ -37,7 +38,8 @@ class Adopter(Protocol):
 
     def join(self, pid: int, resolver: socket.socket | None) -> None:
         """Puts it into cgroups of version 2, and gives its network a link, where there is to be one: with a
-        socket of that, for a resolver. The launcher mounts meanwhile, and starts nothing."""
+        socket of that, for a resolver, which is the adopter's unless this raises; where it does, it may be
+        closed already. The launcher mounts meanwhile, and starts nothing."""
         ...
 
 
@@ -157,23 +159,18 @@ class _Adoption:
         ValueError, OSError, and what adopting raises."""
         self._theirs.close()
         self._ours.settimeout(patience_s)
-        data, fds, flags, _ = socket.recv_fds(self._ours, FRAME_BYTES + 1, 1)
-        for fd in fds:
-            os.set_inheritable(fd, False)
-        if flags & socket.MSG_CTRUNC:  # or it would have no network, without a word
+        data, fds, is_cut = receive(self._ours, FRAME_BYTES + 1)
+        if is_cut:  # or it would have no network, without a word
             hint = "close something, or raise the limit (`ulimit -n`), and try again"
             raise CapacityError("no descriptor is free for a sandbox's resolver", hint=hint)
         if not data:
             raise ValueError("its launcher ended before it had ids")
-        resolver = socket.socket(fileno=fds[0]) if fds else None
-        try:
+        with ExitStack() as unless_taken:
+            resolver = unless_taken.enter_context(socket.socket(fileno=fds[0])) if fds else None
             self._adopter.adopt(pid)
             self._ours.send(b"\0")
-        except BaseException:
-            if resolver is not None:
-                resolver.close()
-            raise
-        self._adopter.join(pid, resolver)
+            self._adopter.join(pid, resolver)
+            unless_taken.pop_all()
         self._ours.send(b"\0")
 
 

@@ -17,6 +17,7 @@ from protocol.threads import NoThread, TimelyThread, tell_error
 from sandbox.errors import CapacityError, StartError, is_shortage
 from sandbox.forks import close_in_children, free, leave_in_children
 from sandbox.memory_files import memory_file
+from sandbox.passed import receive
 
 _HEAD = struct.Struct("=IIii")  # ticket, verb or answer, and two numbers: struct request, struct said
 _NAME = "-" * 40  # room for a sandbox's id, which a launch has in its arguments
@@ -247,9 +248,7 @@ class Nursery:
     def _receive(self) -> tuple[tuple[int, int, int, int], list[int]] | None:
         """What is said, and the descriptors that come with it; None at the end."""
         try:
-            packet, fds, _, _ = socket.recv_fds(self._socket, _HEAD.size, 1)
-            for fd in fds:  # it would ignore that flag
-                os.set_inheritable(fd, False)
+            packet, fds, _ = receive(self._socket, _HEAD.size)
         except ConnectionError:
             return None
         return (_HEAD.unpack(packet), fds) if packet else None

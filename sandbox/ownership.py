@@ -218,7 +218,6 @@ class HelpedLaunch:
         if resolver is None or self._network is None or not isinstance(self._uplink, HelpedEgress):
             return
         if group is None:
-            resolver.close()
             raise UnsupportedError(_NO_GROUP, capability=CAPABILITY)
         connection = self._uplink.connect_process(self._name, group, self._network, pid, resolver)
         self._ownership.take_connection(self._uplink, connection)

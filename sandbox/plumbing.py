@@ -18,11 +18,12 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from sandbox.channel import Channel, receive
+from sandbox.channel import Channel
 from sandbox.feeding import Input
 from sandbox.forks import close_left
 from sandbox.memory_files import memory_file
-from sandbox.wire import WITH_INPUT, WITH_TERMINAL, Frame, Kind, TerminalSize, decode
+from sandbox.passed import receive
+from sandbox.wire import FRAME_BYTES, WITH_INPUT, WITH_TERMINAL, Frame, Kind, TerminalSize, decode
 
 PIPE_BYTES = 1 << 18  # of output not read yet; fewer switches than with the kernel's 64 KiB
 _SPARE: deque[bytearray] = deque(
@@ -177,7 +178,7 @@ class Plumbing:
         if self._report is None:
             return
         try:
-            data, fds = receive(self._report)
+            data, fds, _ = receive(self._report, FRAME_BYTES + 1, flags=socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         try:

@@ -11,6 +11,7 @@ import itertools
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +43,7 @@ _COUNTERS = struct.Struct("=QQQQ")
 _NO_RULES = 0  # generation
 # Whether an entry's mark that it is clear of denials is believed: key and value of the programs' variable.
 _MARKS_HOLD, _MARKS_DO_NOT_HOLD = ((bytes(4), struct.pack("=I", word)) for word in (1, 0))
+_SHUT_ATTEMPTS, _SHUT_REST_S = 50, 0.1
 MAPS = ("allowed", "attached", "counts", "events", "links")  # that owners write to or read
 _PROTOCOLS = {6: "tcp", 17: "udp", 1: "icmp", 58: "icmp6"}
 
@@ -173,16 +175,26 @@ class Fence:
                 self._maps["denied"].remove(key)
 
     def shut(self) -> None:
-        """Refuses everything to every sandbox, for good: no rules are taken any more. Idempotent."""
+        """Refuses everything to every sandbox, for good: no rules are taken any more. Idempotent. Those that
+        cannot be shut, for want of memory say, are tried again for five seconds; then it raises why."""
+        left = _SHUT_ATTEMPTS
+        while (error := self._try_to_shut()) is not None:
+            left -= 1
+            if left == 0:
+                raise error
+            time.sleep(_SHUT_REST_S)
+
+    def _try_to_shut(self) -> Exception | None:
+        """What one of them is still open for; the others are shut all the same."""
+        found = None
         with self._lock:
-            self._is_shut, errors = True, list[Exception]()
+            self._is_shut = True
             for sandbox in () if self._closed else self._current:
                 try:
                     self._shut_off(sandbox)
-                except Exception as error:  # the others are to be shut all the same
-                    errors.append(error)
-        if errors:
-            raise errors[0]
+                except Exception as error:
+                    found = error
+        return found
 
     def shut_off(self, sandbox: int) -> None:
         """Refuses everything to one sandbox, until it has new rules. Idempotent."""

@@ -24,6 +24,7 @@ from sandbox.egress.service import (
     check_own,
     first_nameserver,
     follow_all,
+    log_shut,
     refusing,
     shared_egress,
 )
@@ -142,10 +143,8 @@ class HelpedEgress:
                 connections = list(self._connections.values())
             follow_all(connections)
         except Exception as error:  # whatever it is: who does not know must not be open
+            log_shut(error)
             self._shut()
-            _log.error(
-                "sandboxes reach nothing any more, since this machine's addresses are unknown: %s", error
-            )
 
     def _shut(self) -> None:
         """Nothing is let through any more, nor by a fence that is just being made."""

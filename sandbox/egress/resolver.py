@@ -98,8 +98,9 @@ class Resolver:
         clock: Clock,
         on_loss: Callable[[], None],
     ) -> None:
-        """`enter` puts the resolver's thread in the uplink's namespace. OSError when it cannot. `on_loss` is
-        called on the thread where that ends unasked: nobody hears of what it watched any more."""
+        """`enter` puts the resolver's thread in the uplink's namespace; what it raises is raised here, and
+        OSError where there is no thread. `on_loss` is called on the thread where that ends unasked: nobody
+        hears of what it watched any more."""
         self._enter, self._upstream, self._clock, self._on_loss = enter, upstream, clock, on_loss
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -107,7 +108,7 @@ class Resolver:
         self._lock = threading.Lock()  # guards what follows, but that the thread takes work without it
         self._work: deque[Callable[[], None]] = deque()
         self._closed = self._ended = False
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._ready = threading.Event()
         self._queries: set[_Query] = set()  # of the thread, as what follows
         self._resting: dict[_Server, int] = {}  # until when, as what follows
@@ -198,23 +199,23 @@ class Resolver:
         return True
 
     def _run(self) -> None:
-        try:
-            self._enter()
-        except OSError as error:
-            self._failure = error
-            return
-        finally:
-            self._ready.set()
         with ExitStack() as at_end:  # the last one first, and each whatever another raises
             at_end.callback(self._close_sockets)
             at_end.callback(self._do_work)  # what was asked for before the end: nobody waits for ever
             at_end.callback(self._end_work)
+            try:
+                self._enter()
+            except Exception as error:  # handed to who waits
+                self._failure = error
+                return
+            finally:
+                self._ready.set()
             while not self._closed:
                 self._take_turn()
 
     def _end_work(self) -> None:
         with self._lock:
-            self._ended, is_lost = True, not self._closed
+            self._ended, is_lost = True, not self._closed and self._failure is None
         if is_lost:
             self._on_loss()
 

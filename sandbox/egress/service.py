@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from protocol.clock import Clock, SystemClock
@@ -198,10 +198,8 @@ class Egress:
                 connections = list(self._connections.values())
             follow_all(connections)
         except Exception as error:  # whatever it is: who does not know must not be open
+            log_shut(error)
             self.fence.shut()
-            _log.error(
-                "sandboxes reach nothing any more, since this machine's addresses are unknown: %s", error
-            )
             return
         self._renew()
 
@@ -266,6 +264,11 @@ def first_nameserver(file: Path = _RESOLVERS_FILE) -> tuple[str, int] | None:
         return None
     found = (line.split() for line in lines)
     return next(((words[1], 53) for words in found if len(words) > 1 and words[0] == "nameserver"), None)
+
+
+def log_shut(error: Exception) -> None:
+    with suppress(Exception):  # for want of memory, too
+        _log.error("sandboxes reach nothing any more, since this machine's addresses are unknown: %s", error)
 
 
 def follow_all(connections: Iterable[Connection]) -> None:

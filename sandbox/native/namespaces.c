@@ -78,7 +78,7 @@ void await_word(int adopter) {
 
 void await_adoption(int adopter, bool linked) {
     int resolver = linked ? open_resolver() : -1;
-    send_message(adopter, 0, HELLO, WIRE_VERSION, 0, resolver);
+    if (!send_message(adopter, 0, HELLO, WIRE_VERSION, 0, resolver)) fail("hand over a resolver's socket");
     close(resolver);
     await_word(adopter);
 }

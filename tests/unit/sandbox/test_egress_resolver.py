@@ -176,12 +176,16 @@ def test_after_its_end_it_serves_nobody(bench: Bench):
     assert listener.fileno() < 0
 
 
-def test_one_that_cannot_enter_its_network_is_an_error():
-    def fail() -> None:
-        raise PermissionError("enter a network namespace")
+@pytest.mark.parametrize("error", [PermissionError("enter a network namespace"), MemoryError("no memory")])
+def test_one_that_cannot_enter_its_network_is_an_error(error: Exception):
+    losses = list[str]()
 
-    with pytest.raises(PermissionError):
-        Resolver(fail, None, SystemClock(), lambda: None)
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        Resolver(fail, None, SystemClock(), lambda: losses.append("lost"))
+    assert not losses
 
 
 def fail_once(place: object, name: str, error: Exception) -> list[object]:
