@@ -40,8 +40,8 @@ _OTHER_RUNTIMES = ("youki", "runsc", "kata-runtime")
 def probe(
     *, state_dir: Path | str | None = None, toolkit: Path | str | None = None
 ) -> tuple[Capability, ...]:
-    """Tries everything; about half a second. Leaves nothing behind and raises nothing (InvalidArgument for
-    what is no path): what fails is a finding.
+    """Tries everything; about half a second. Leaves nothing behind. What fails is a finding; only a state
+    directory that is no path (InvalidArgument), or another user's (AuthError), is raised.
 
     enforced: seen to work. degraded: works, with less. missing: not there, or refused by this host.
     unverified: could not be tried, since something that it needs is missing.

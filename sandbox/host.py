@@ -51,5 +51,5 @@ class Host(Protocol):
         ...
 
     def drop(self) -> None:
-        """One that had started was not sent off."""
+        """One that had started is over, which the channel's thread has not seen: it was not sent off, say."""
         ...

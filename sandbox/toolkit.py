@@ -260,10 +260,11 @@ def _try_out(root: Path) -> None:
 def main() -> None:
     """Command line; one line on standard output."""
     parser = argparse.ArgumentParser(description="Make the toolkit that sandboxes find at /opt/toolkit.")
-    default = default_toolkit(default_state_dir())
-    parser.add_argument("--into", type=Path, default=default, help=f"default {default}")
-    into: Path = parser.parse_args().into
+    words = "default: where `Sandbox.create` looks for it"
+    parser.add_argument("--into", type=Path, metavar="DIR", help=words)
+    given: Path | None = parser.parse_args().into
     try:
+        into = default_toolkit(default_state_dir()) if given is None else given
         print(f"{into}: {'made' if build_toolkit(into.absolute()) else 'up to date'}")
     except DockyardError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import cli.root
+import cli.sandboxes
 from cli.main import run
 from cluster.config import load_config
 from cluster.state import StateFolder
@@ -21,6 +23,7 @@ from sandbox.errors import AuthError
 from sandbox.places import default_home, default_state_dir, default_toolkit
 from sandbox.snapshots import Snapshots
 
+LOADED = (cli.root, cli.sandboxes)  # while it is root who reads them: nobody may not, everywhere
 NOBODY, NOT_ONE = 65534, "sbx-000000000000000"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 

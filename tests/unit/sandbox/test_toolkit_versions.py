@@ -189,3 +189,20 @@ def test_an_old_version_that_another_sweep_removes_right_then_is_none(
 
     monkeypatch.setattr(Path, "read_text", read_late)
     assert toolkit.superseded(place) == []
+
+
+def test_the_command_needs_no_home_where_it_is_told_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """As for a uid that no file of users has; otherwise it says what to set."""
+    for name in ("HOME", "XDG_STATE_HOME", "DOCKYARD_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", dict[int, object]().__getitem__)
+    monkeypatch.setattr("sandbox.toolkit.build_toolkit", lambda into: False)
+    monkeypatch.setattr("sys.argv", ["toolkit", "--into", str(tmp_path)])
+    toolkit.main()
+    assert capsys.readouterr().out == f"{tmp_path}: up to date\n"
+    monkeypatch.setattr("sys.argv", ["toolkit"])
+    with pytest.raises(SystemExit):
+        toolkit.main()
+    assert "no home directory" in capsys.readouterr().err
