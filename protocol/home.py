@@ -1,5 +1,5 @@
-"""The folder of all that Dockyard keeps for a user. It is the one setting that sandboxes made from Python have
-in common with a deployment, and is read here since they may not import its tree of settings."""
+"""The folder of all that Dockyard keeps for a user. It is the one setting that sandboxes made from Python
+have in common with a deployment, and is read here since they may not import its tree of settings."""
 
 import os
 from pathlib import Path
