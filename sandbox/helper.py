@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox import cgroups
-from sandbox.errors import CapacityError, StartError, is_shortage
+from sandbox.errors import CapacityError, StartError, error_of, is_shortage
 from sandbox.forks import free
 from sandbox.passed import receive
 from sandbox.places import helper_socket
@@ -187,23 +187,23 @@ class _Way:
         self._state = state
         self._lock = threading.Lock()  # guards what follows
         self._helper: Helper | None = None
-        self._error: StartError | CapacityError | None = None  # of the last attempt that failed
+        self._failure: dict[str, Any] | None = None  # of the last attempt that failed, its error's record
 
     def helper(self) -> Helper | None:
         """As `shared_helper`."""
-        known = self._error
+        known = self._failure
         with self._lock:
             if self._helper is not None and self._helper.has_ended():
                 self._helper.close()
                 self._helper = None
             if self._helper is None:
-                if self._error is not None and self._error is not known:
-                    raise self._error
+                if self._failure is not None and self._failure is not known:
+                    raise error_of(self._failure)
                 try:
                     connection = _connect(helper_socket())
                     self._helper = connection and Helper(connection, self._state)
                 except (StartError, CapacityError) as error:
-                    self._error = error
+                    self._failure = error.record()
                     raise
             return self._helper
 

@@ -185,7 +185,7 @@ class Fence:
             time.sleep(_SHUT_REST_S)
 
     def _try_to_shut(self) -> Exception | None:
-        """What one of them is still open for; the others are shut all the same."""
+        """Why one of them is open yet, where one is; the others are shut all the same."""
         found = None
         with self._lock:
             self._is_shut = True

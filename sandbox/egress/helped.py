@@ -2,7 +2,6 @@
 rules, sets up what is inside of the namespace, which is its own, and resolves names."""
 
 import errno
-import logging
 import os
 import shutil
 import socket
@@ -40,7 +39,6 @@ from sandbox.refusals import Attempt
 from sandbox.texts import one_line
 
 _PATIENCE_S = 20.0
-_log = logging.getLogger("dockyard.sandbox")
 
 
 class HelpedEgress:

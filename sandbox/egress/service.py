@@ -267,6 +267,7 @@ def first_nameserver(file: Path = _RESOLVERS_FILE) -> tuple[str, int] | None:
 
 
 def log_shut(error: Exception) -> None:
+    """Says why the uplink's sandboxes are about to be shut off."""
     with suppress(Exception):  # for want of memory, too
         _log.error("sandboxes reach nothing any more, since this machine's addresses are unknown: %s", error)
 

@@ -125,6 +125,14 @@ state, toolkit = Path(sys.argv[1]), sys.argv[2]
 """
 
 
+def asked(process: "subprocess.Popen[str]") -> Any:
+    """What it says to an empty line."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return said(process)
+
+
 def said(process: "subprocess.Popen[str]") -> Any:
     assert process.stdout is not None
     assert select.select([process.stdout], [], [], 30)[0], "it says nothing"

@@ -5,10 +5,9 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ordinary_user import BEGIN, NOBODY, User, groups_of_user, said, user
+from ordinary_user import BEGIN, NOBODY, User, asked, groups_of_user, said, user
 from sandbox_internet import HOST, Internet, wait_until
 
 from sandbox import cgroups
@@ -215,19 +214,13 @@ for line in sys.stdin:
 def test_an_owner_goes_on_without_the_helper_and_with_the_next(user: User):
     """And is told each time what its sandboxes lack."""
 
-    def degraded() -> Any:
-        assert owner.stdin is not None
-        owner.stdin.write("\n")
-        owner.stdin.flush()
-        return said(owner)
-
     with user.start(LOOP) as owner:
         said(owner)
         for _ in range(2):
-            assert degraded() == ["cpu", "memory"]
+            assert asked(owner) == ["cpu", "memory"]
             with user.helped():
-                assert degraded() == []
-        assert degraded() == ["cpu", "memory"]
+                assert asked(owner) == []
+        assert asked(owner) == ["cpu", "memory"]
 
 
 COMERS = (
@@ -251,12 +244,9 @@ def test_helpers_that_come_and_go_leave_nothing_with_the_owner(user: User, inter
     seen: list[object] = []
     with user.start(COMERS, HOST, inside=internet) as owner:
         said(owner)
-        assert owner.stdin is not None
         for _ in range(3):
             with user.helped(inside=internet):
-                owner.stdin.write("\n")
-                owner.stdin.flush()
-                seen.append(said(owner))
+                seen.append(asked(owner))
     assert seen[0] == seen[1] == seen[2]
 
 
@@ -275,12 +265,6 @@ for line in sys.stdin:
 def test_roots_sweep_leaves_a_users_folders_to_an_owner_who_is_about_to_use_them(user: User):
     """And where it has taken some, or all, the owner has them made again."""
 
-    def trees() -> Any:
-        assert owner.stdin is not None
-        owner.stdin.write("\n")
-        owner.stdin.flush()
-        return said(owner)
-
     def sweep_old(*places: Path) -> list[Path]:
         for each in places:
             os.utime(each, (0, 0))
@@ -292,11 +276,11 @@ def test_roots_sweep_leaves_a_users_folders_to_an_owner_who_is_about_to_use_them
         assert sweep_old() == all_places
         for each in all_places:
             os.utime(each, (0, 0))
-        assert trees() == num_trees
+        assert asked(owner) == num_trees
         assert sweep_old() == all_places
         for taken in (all_places[:1], all_places):
             assert sweep_old(*taken) == all_places[len(taken) :]
-            assert trees() == num_trees
+            assert asked(owner) == num_trees
             assert groups_of_user() == all_places
 
 

@@ -1,13 +1,12 @@
 """Packets with descriptors: whose these are, and what comes where they find no room."""
 
 import os
-import resource
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
+from sandbox_places import count_fds, no_descriptor_left
 
 from sandbox.errors import StartError
 from sandbox.launcher import _Adoption
@@ -38,14 +37,8 @@ def test_none_is_inherited_by_what_is_started_meanwhile(
 def test_a_descriptor_that_finds_no_room_is_said(pair: tuple[socket.socket, socket.socket]):
     ours, theirs = pair
     socket.send_fds(theirs, [b"one"], [0])
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    first = os.dup(0)
-    os.close(first)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (first, limits[1]))
-    try:
+    with no_descriptor_left():
         assert receive(ours, 100) == (b"one", [], True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_the_end_is_an_empty_packet(pair: tuple[socket.socket, socket.socket]):
@@ -70,7 +63,7 @@ def test_a_resolvers_socket_is_closed_unless_it_has_been_taken(step: str):
             assert resolver is not None
             taken.append(resolver)
 
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = count_fds()
     with _Adoption(Adopter()) as adoption, socket.socket(fileno=os.dup(adoption._theirs.fileno())) as other:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as resolver:
             socket.send_fds(other, [b"hello"], [resolver.fileno()])
@@ -79,4 +72,4 @@ def test_a_resolvers_socket_is_closed_unless_it_has_been_taken(step: str):
         assert [each.fileno() >= 0 for each in taken] == [True] * (step == "neither")
     for each in taken:
         each.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert count_fds() == before
