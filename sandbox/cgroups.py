@@ -241,7 +241,8 @@ def remove_group(path: Path) -> None:
         if not path.exists():
             return
         if isinstance(refused, PermissionError):
-            raise AuthError(f"cgroup {path} is another user's: {refused.strerror}") from refused
+            hint = "remove it as its user, or as root"
+            raise AuthError(f"cgroup {path} is another user's: {refused.strerror}", hint=hint) from refused
         if time.monotonic() > give_up:
             raise CapacityError(f"cgroup {path} is still in use", hint="a process in it cannot be killed")
         time.sleep(0.001)  # the kernel frees a group a moment after its last process has gone

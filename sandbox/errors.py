@@ -348,11 +348,12 @@ def telling_shortage(doing: str, *, sandbox_id: str = "") -> Generator[None]:
 @contextmanager
 def translated(doing: str, *, sandbox_id: str = "") -> Generator[None]:
     """As `telling_shortage`, and any other OSError into a StartError of phase `create`; of a sandbox that is
-    there, into a plain SandboxError."""
+    there, into a plain SandboxError. One of ours goes on as it is, and says of which sandbox."""
     try:
         with telling_shortage(doing, sandbox_id=sandbox_id):
             yield
-    except SandboxError:
+    except SandboxError as error:
+        error.sandbox_id = error.sandbox_id or sandbox_id
         raise
     except OSError as error:
         words, hint = _words(doing, error), "`dockyard doctor` says what this host lacks"

@@ -38,12 +38,12 @@ box = create(state)
 uids = next(line for line in words_of(box, "status").splitlines() if line.startswith("Uid")).split()[1:]
 ids = [*uids, *{line.split()[1] for line in words_of(box, "uid_map").splitlines()}]
 box.kill()
-pid, words = first._made.launched.init_pid, ""
+pid, told = first._made.launched.init_pid, None
 try:
     first.kill()
 except SandboxError as error:
-    words = error.message
-print(json.dumps([refused, ids, Path(f"/proc/{pid}").exists(), words]))
+    told = error.record()
+print(json.dumps([refused, ids, Path(f"/proc/{pid}").exists(), first.id, told]))
 """
 )
 AWAY = (
@@ -70,11 +70,12 @@ def run(user: User, script: str, *arguments: object) -> object:
 
 
 def test_nothing_is_made_with_root_any_more(user: User, tmp_path: Path, substrate: str):
-    refused, ids, is_there, words = run(user, DROPPED, substrate, tmp_path, NOBODY)
+    refused, ids, is_there, of_root, told = run(user, DROPPED, substrate, tmp_path, NOBODY)
     assert refused == 1  # EPERM
     assert set(ids) == {str(NOBODY)}
     assert not is_there, "killed by whom its first process is not"
-    assert "removing sandbox" in words  # which takes root
+    assert told["sandbox_id"] == of_root, "to remove it takes root, and that it is still there is said"
+    assert told["hint"], told
     sweep(tmp_path)
     assert check_integrity(tmp_path).leftovers == ()
 

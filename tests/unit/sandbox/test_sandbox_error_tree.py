@@ -198,6 +198,9 @@ def test_translation_leaves_what_is_an_error_of_ours():
     """Some are an OSError too, and would lose what they are."""
     with pytest.raises(FileMissing), translated("doing something"):
         raise FileMissing("words", path="/a", number=2)
+    with pytest.raises(AuthError) as told, translated("doing it", sandbox_id="sbx-1"):
+        raise AuthError("words")
+    assert told.value.sandbox_id == "sbx-1"
     with pytest.raises(StartError, match="doing something: no such luck"), translated("doing something"):
         raise OSError(5, "no such luck")
     with (
