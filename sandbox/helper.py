@@ -22,6 +22,7 @@ from sandbox.passed import receive
 from sandbox.places import helper_socket
 
 _PATIENCE_S = 30.0  # a link of each other process of this user's may come first
+_RETRY_S = 0.01  # for a place among those who wait for it
 _LATE_PATIENCE_S = 0.1  # of who tells one that has not answered what to give back
 _MOST_OPENINGS, _MOMENT_S = 200, 0.05  # while what another owner of the state has left ends
 _MOST_BYTES = 2048
@@ -235,18 +236,28 @@ def hierarchies_of(state_dir: Path) -> tuple[cgroups.Hierarchy, ...]:
 
 
 def _connect(place: Path) -> socket.socket | None:
-    """None where nobody listens, or it is not root who does."""
+    """None where nobody listens, or it is not root who does. CapacityError where too many wait for it: Linux
+    refuses with EAGAIN whoever has a bound to his patience."""
+    give_up_s = time.monotonic() + _PATIENCE_S
     with ExitStack() as on_failure:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         on_failure.callback(connection.close)
         connection.settimeout(_PATIENCE_S)
-        with suppress(OSError):
-            connection.connect(str(place))
-            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-            if _PEER.unpack(peer)[1] == 0:
-                on_failure.pop_all()
-                return connection
-    return None
+        while True:
+            try:
+                connection.connect(str(place))
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > give_up_s:
+                    raise CapacityError("too many wait for the helper", hint="try again") from error
+                time.sleep(_RETRY_S)
+            except OSError:
+                return None
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        if _PEER.unpack(peer)[1] != 0:
+            return None
+        on_failure.pop_all()
+        return connection
 
 
 def _opened(path: str, flags: int, name: str) -> int:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +217,28 @@ def test_a_want_of_the_helpers_is_one(slow: Slow):
     refusal = {"refused": "failed", "words": "Too many open files", "errno": errno.EMFILE}
     with slow.answering(refusal), pytest.raises(CapacityError, match="Too many open files"):
         slow.helper.adopt("sbx-1", os.getpid())
+
+
+def test_one_before_whom_too_many_wait_is_no_helper_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The sandbox would have been made without what the helper gives."""
+    monkeypatch.setattr(helper, "_PATIENCE_S", PATIENCE_S)
+    place = tmp_path / "helper"
+    assert helper._connect(place) is None
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        listener.bind(str(place))
+        listener.listen(0)
+        first = sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        first.connect(str(place))
+        with pytest.raises(CapacityError, match="too many wait for the helper"):
+            helper._connect(place)
+        later = threading.Timer(PATIENCE_S / 3, lambda: sockets.enter_context(listener.accept()[0]))
+        later.start()
+        connection = helper._connect(place)
+        later.join()
+        if connection is None:
+            assert os.geteuid() != 0, "who listens is root"
+        else:
+            connection.close()
