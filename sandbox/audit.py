@@ -6,6 +6,7 @@ it. Mounts are made in a sandbox's own namespace, or in none, so none of the hos
 """
 
 import os
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
@@ -16,11 +17,11 @@ from typing import Literal
 from sandbox import cgroups, images, toolkit
 from sandbox.audit_log import SandboxLog
 from sandbox.egress import links
-from sandbox.errors import SandboxError
+from sandbox.errors import SandboxError, telling_shortage
 from sandbox.host_tree import remove_tree
 from sandbox.journal import Journal, Record
 from sandbox.layers import loops, residue
-from sandbox.listings import list_folder
+from sandbox.listings import list_folder, owned, pinned
 from sandbox.places import INIT_BINARY, chosen_state_dir, default_toolkit
 from sandbox.policy.apparmor_profiles import LoadedProfiles
 from sandbox.processes import ProcessKey, boot_id, command_line, command_lines, find_process
@@ -57,8 +58,10 @@ class Audit:
 
 
 @undisturbed_call
+@telling_shortage("looking for leftovers")
 def check_integrity(state_dir: Path | str | None = None) -> Audit:
-    """Looks at journal, processes, cgroups, links and directories; changes nothing. Milliseconds."""
+    """Looks at journal, processes, cgroups, links and directories; changes nothing. Milliseconds.
+    CapacityError where this process has no descriptor for it."""
     state = chosen_state_dir(state_dir)
     # Groups, layers and profiles before records: a sandbox that is being made has its record first.
     profiles = LoadedProfiles(state).users()
@@ -86,6 +89,7 @@ def leftovers(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
 
 
 @undisturbed_call
+@telling_shortage("sweeping")
 def sweep(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
     """Removes all leftovers and returns them; nothing the second time. Live sandboxes are not touched.
 
@@ -108,8 +112,7 @@ def sweep(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
     for each in by_kind.get("loop", ()):
         loops.detach(Path(each.name))
     for each in by_kind.get("directory", ()):
-        path = Path(each.name)
-        residue.remove(path) if path.parent.name in ("layers", "snapshots") else _remove_directory(path)
+        _remove_directory(Path(each.name))
     for each in by_kind.get("record", ()):
         # Last, so that a sweep that is cut short leaves the record for the next.
         if each.sandbox_id:
@@ -188,26 +191,38 @@ def _profiles(profiles: Mapping[str, Set[str]], live: Set[str]) -> Iterator[Left
 
 def _superseded(state: Path) -> list[Leftover]:
     """Old skeletons and toolkits, which only a sandbox made before the new ones could still have."""
-    paths = (*images.superseded(state, INIT_BINARY), *toolkit.superseded(default_toolkit(state)))
+    toolkits = toolkit.superseded(default_toolkit(state), _users(state))
+    paths = (*images.superseded(state, INIT_BINARY), *toolkits)
     return [Leftover("directory", str(path)) for path in paths]
 
 
 def _drafts(state: Path) -> Iterator[Leftover]:
     """Drafts whose maker, whose pid is in the name, has gone."""
-    drafts = default_toolkit(state).parent.glob(".toolkit-*")  # none where it may not be listed, as /home
-    for path in (*list_folder(state / "images", "draft-*"), *drafts):
+    beside = default_toolkit(state).parent.glob(".toolkit-*")  # none where it may not be listed, as /home
+    toolkits = owned(beside, _users(state))
+    for path in (*list_folder(state / "images", "draft-*"), *toolkits):
         pid = path.name.split("-")[1]
         if not pid.isdecimal() or find_process(int(pid)) is None:
             yield Leftover("directory", str(path))
 
 
+def _users(state: Path) -> Set[int]:
+    """Whose toolkits beside it may be: where it lies, others may make what looks like one."""
+    return {os.geteuid(), *(place.stat().st_uid for place in (state,) if place.exists())}
+
+
 def _remove_directory(path: Path) -> None:
-    """As a draft of this process, so that nobody ever finds half of it under its name."""
-    kind = "draft" if path.parent.name == "images" else ".toolkit"
-    doomed = path.with_name(f"{kind}-{os.getpid()}-{path.name.lstrip('.')}")
-    with suppress(FileNotFoundError):  # another sweep was first
-        path.rename(doomed)
-    remove_tree(doomed)
+    """What does not go stays, and is found again. A skeleton or toolkit goes as a draft of this process, so
+    that nobody ever finds half of it under its name."""
+    kind = path.parent.name
+    with suppress(OSError), pinned(path.parent) as place:
+        if kind in ("layers", "snapshots"):
+            residue.remove(place / path.name)
+            return
+        draft = "draft" if kind == "images" else ".toolkit"
+        doomed = place / f"{draft}-{os.getpid()}-{secrets.token_hex(4)}"
+        (place / path.name).rename(doomed)
+        remove_tree(doomed)
 
 
 def _remove_groups(groups: Iterable[Leftover]) -> dict[str, SandboxError]:

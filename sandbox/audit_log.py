@@ -81,7 +81,7 @@ class SandboxLog:
         self._num_missed = 0
 
     def _open(self, makes_directory: bool) -> int:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             return os.open(self._path, flags, 0o600)
         except FileNotFoundError:

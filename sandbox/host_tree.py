@@ -2,7 +2,7 @@
 
 import errno
 import os
-import shutil
+import secrets
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 from sandbox.arguments import check_type
 from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, is_shortage
 
-_DEEP = 100  # levels: walking holds a descriptor for each
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # which waits for no FIFO
 # What opening says of a link, of a socket, and of what has gone (or become something else) meanwhile.
 _LEFT_OUT = frozenset({errno.ELOOP, errno.ENXIO, errno.ENOENT, errno.ENOTDIR})
@@ -112,38 +111,66 @@ def write_tree(root: Path, directories: Sequence[str], files: Mapping[str, bytes
 
 
 def remove_tree(root: Path) -> None:
-    """Removes a tree of this user's with its read-only directories, however deep. What does not go stays,
-    without a word: whoever counts what is left finds it."""
-    with suppress(OSError):
-        root.rmdir()  # an empty one, which takes no descriptor
-        return
-    with suppress(OSError):
-        _flatten(root)
-    for directory, _, _ in os.walk(root):
-        with suppress(OSError):
-            Path(directory).chmod(0o700)
-    shutil.rmtree(root, ignore_errors=True)
-
-
-def _flatten(root: Path) -> None:
-    """Moves directories that lie deep to the top, so that none has too long a path. Visits each once."""
-    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    numbers = count()
+    """Removes a tree, however deep, with directories that are closed to their own user. Follows no link, in
+    its place or in it, waits for no FIFO and enters no mount, whatever its user changes meanwhile. What does
+    not go stays, without a word: whoever counts what is left finds it."""
     try:
-        places = [root]
-        while places:
-            place = places.pop()
-            for directory, names, _, fd in os.fwalk(place, follow_symlinks=False):
-                if len(Path(directory).parts) - len(place.parts) < _DEEP:
-                    continue
-                for name in names:
-                    moved = f".moved-{next(numbers)}"
-                    with suppress(OSError):
-                        os.rename(name, moved, src_dir_fd=fd, dst_dir_fd=top)
-                        places.append(root / moved)
-                names.clear()
+        root.rmdir()  # an empty one, which takes no descriptor
+    except NotADirectoryError:
+        with suppress(OSError):
+            root.unlink()
+    except OSError:  # it is not empty, say
+        with suppress(OSError):
+            _open_up(root)
+            _empty(root)
+            root.rmdir()
+
+
+def _empty(root: Path) -> None:
+    """What lies deeper is moved to the top: so no path is too long, and no descriptor is held for a level."""
+    prefix, numbers = f".removed-{secrets.token_hex(4)}-", count()
+    top = os.open(root, _DIRECTORY)
+    try:
+        pending = _clear(top)
+        while pending:
+            name = pending.pop()
+            with suppress(OSError):
+                fd = os.open(name, _DIRECTORY, dir_fd=top)
+                try:
+                    for below in _clear(fd):
+                        moved = f"{prefix}{next(numbers)}"
+                        os.rename(below, moved, src_dir_fd=fd, dst_dir_fd=top)
+                        pending.append(moved)
+                finally:
+                    os.close(fd)
+                os.rmdir(name, dir_fd=top)
     finally:
         os.close(top)
+
+
+def _clear(fd: int) -> list[str]:
+    """Removes what is no directory, and empty ones. The names of the others, which are opened up."""
+    with os.scandir(fd) as entries:
+        found = [(each.name, each.is_dir(follow_symlinks=False)) for each in entries]
+    left: list[str] = []
+    for name, is_directory in found:
+        try:
+            (os.rmdir if is_directory else os.unlink)(name, dir_fd=fd)
+        except OSError:
+            with suppress(OSError):
+                _open_up(name, fd)
+                left.append(name)
+    return left
+
+
+def _open_up(name: Path | str, above: int | None = None) -> None:
+    """Lets this user look into a directory of his, and change it. OSError for a link, and for another's."""
+    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    try:
+        if os.fstat(fd).st_mode & 0o700 != 0o700:
+            Path(f"/proc/self/fd/{fd}").chmod(0o700)  # it, whatever has its name by now
+    finally:
+        os.close(fd)
 
 
 def _read_file(fd: int, name: str, relative: Path, max_bytes: int) -> TreeItem | None:

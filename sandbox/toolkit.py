@@ -18,12 +18,13 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Set
 from pathlib import Path
 
 from protocol.errors import DockyardError
 from sandbox.elf import read_dynamic, replace_run_path
 from sandbox.errors import InvalidArgument, StartError, UnsupportedError, translated
-from sandbox.listings import age_s
+from sandbox.listings import age_s, owned
 from sandbox.places import SUPERSEDED_S, default_state_dir, default_toolkit, make_folder
 from sandbox.programs import run_program
 
@@ -86,13 +87,14 @@ def _is_of_ours(place: Path) -> bool:
     return is_link or re.fullmatch("[0-9a-f]{64}", _read_stamp(place) or "") is not None
 
 
-def superseded(toolkit: Path) -> list[Path]:
-    """Older versions of a toolkit, the latest of which was replaced a day ago or longer: by then the
-    sandboxes that had it mounted, of whatever state directory, have ended."""
+def superseded(toolkit: Path, users: Set[int]) -> list[Path]:
+    """Older versions of a toolkit, of these users, the latest of which was replaced a day ago or longer: by
+    then the sandboxes that had it mounted, of whatever state directory, have ended."""
     if not toolkit.is_symlink() or age_s(toolkit) < SUPERSEDED_S:
         return []
-    beside = (path for path in sorted(toolkit.parent.glob(f"{toolkit.name}-*")) if path != toolkit.resolve())
-    return [path for path in beside if _is_version(path, toolkit)]
+    current = toolkit.resolve()
+    beside = owned(sorted(toolkit.parent.glob(f"{toolkit.name}-*")), users)
+    return [path for path in beside if path != current and _is_version(path, toolkit)]
 
 
 def _version(toolkit: Path, stamp: str) -> Path:
@@ -109,7 +111,7 @@ def _read_stamp(toolkit: Path) -> str | None:
     path = toolkit / _STAMP
     try:
         return path.read_text() if path.is_file() else None
-    except FileNotFoundError:  # it has just gone
+    except (FileNotFoundError, PermissionError, UnicodeDecodeError):  # it has just gone, or is none of ours
         return None
 
 

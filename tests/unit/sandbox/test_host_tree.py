@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from sandbox_places import no_descriptor_left
 
 from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument
-from sandbox.host_tree import read_tree, write_tree
+from sandbox.host_tree import read_tree, remove_tree, write_tree
 
 
 def test_files_and_directories_are_read_parents_first(tmp_path: Path):
@@ -144,3 +145,42 @@ def test_no_accepted_name_leaves_the_directory(name: str):
     except InvalidArgument:
         return
     assert os.path.normpath(f"/root/{name}").startswith("/root")
+
+
+def test_a_tree_goes_however_deep_or_closed_it_is(open_place: Path):
+    tree = open_place / "tree"
+    tree.mkdir()
+    deepest = os.open(tree, os.O_RDONLY)
+    for _ in range(2000):  # twice the length of any path
+        os.mkdir("level", dir_fd=deepest)
+        above, deepest = deepest, os.open("level", os.O_RDONLY, dir_fd=deepest)
+        os.close(above)
+    os.close(deepest)
+    (tree / "closed" / "below").mkdir(parents=True)
+    (tree / "closed" / "below" / "file").touch()
+    os.mkfifo(tree / "closed" / "fifo")
+    (tree / "closed" / "below").chmod(0)
+    (tree / "closed").chmod(0)
+    if os.geteuid() == 0:  # whom no mode binds
+        subprocess.run(["chown", "-R", "65531", str(open_place)], check=True)
+        os.seteuid(65531)
+    try:
+        remove_tree(tree)
+    finally:
+        os.seteuid(os.getuid())
+    assert not tree.exists()
+
+
+def test_no_link_is_followed_when_a_tree_is_removed(tmp_path: Path):
+    outside, tree, link = tmp_path / "outside", tmp_path / "tree", tmp_path / "link"
+    for each in (outside / "below", tree / "inner"):
+        each.mkdir(parents=True)
+    (outside / "below" / "file").touch()
+    modes = [each.stat().st_mode for each in (outside, outside / "below")]
+    (tree / "inner" / "link").symlink_to(outside)
+    link.symlink_to(outside)
+    remove_tree(tree)
+    remove_tree(link)
+    assert [each.name for each in tmp_path.iterdir()] == ["outside"]
+    assert [each.stat().st_mode for each in (outside, outside / "below")] == modes
+    assert (outside / "below" / "file").exists()

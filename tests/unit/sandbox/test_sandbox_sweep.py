@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sandbox_places import no_descriptor_left
 
 from sandbox import audit, cgroups
 from sandbox.audit import Leftover, leftovers, sweep
-from sandbox.errors import AuthError
+from sandbox.errors import AuthError, CapacityError
 from sandbox.journal import Journal, Record
 from sandbox.processes import ProcessKey, boot_id, find_process, this_process
 
@@ -140,3 +141,10 @@ def test_a_group_that_cannot_be_removed_keeps_no_other_from_being_swept(
             sweep(tmp_path)
     assert removed == ["sbx-own"]
     assert [record.id for record in journal.records()] == ["sbx-foreign"]
+
+
+@pytest.mark.parametrize("look", [leftovers, sweep])
+def test_a_want_of_descriptors_is_a_shortage(orphan: str, tmp_path: Path, look: Callable[[Path], object]):
+    with no_descriptor_left(), pytest.raises(CapacityError, match="Too many open files"):
+        look(tmp_path)
+    assert {each.sandbox_id for each in sweep(tmp_path)} == {orphan}

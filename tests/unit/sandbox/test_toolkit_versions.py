@@ -180,7 +180,7 @@ def test_an_old_version_that_another_sweep_removes_right_then_is_none(
     build("a")
     build("b")
     age(place)
-    assert len(toolkit.superseded(place)) == 1
+    assert len(toolkit.superseded(place, {os.geteuid()})) == 1
     really_read = Path.read_text
 
     def read_late(path: Path) -> str:
@@ -188,7 +188,7 @@ def test_an_old_version_that_another_sweep_removes_right_then_is_none(
         return really_read(path)
 
     monkeypatch.setattr(Path, "read_text", read_late)
-    assert toolkit.superseded(place) == []
+    assert toolkit.superseded(place, {os.geteuid()}) == []
 
 
 def test_the_command_needs_no_home_where_it_is_told_the_place(
@@ -206,3 +206,51 @@ def test_the_command_needs_no_home_where_it_is_told_the_place(
     with pytest.raises(SystemExit):
         toolkit.main()
     assert "no home directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [".toolkit-x", f".toolkit-{'x' * 240}", "toolkit-a", "toolkit-b"])
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's files are needed")
+def test_what_another_user_has_put_beside_a_state_directory_is_his(
+    build: Build, state_dir: Path, place: Path, name: str
+):
+    """A link had whatever it leads to closed to everybody but root, and a folder went."""
+    build("a")
+    age(place)
+    state_dir.mkdir()
+    place.parent.chmod(0o1777)
+    outside, planted = place.with_name("outside"), place.with_name(name)
+    outside.mkdir()
+    mode = outside.stat().st_mode
+    if name == "toolkit-b":
+        planted.mkdir(0o700)
+        (planted / "VERSION").write_bytes(b"\xff")  # no text
+    else:
+        planted.symlink_to(outside)
+    os.chown(planted, 65531, 65531, follow_symlinks=False)
+    assert sweep(state_dir) == ()
+    assert os.path.lexists(planted)
+    assert outside.stat().st_mode == mode
+
+
+@pytest.mark.parametrize("folder", ["layers", "images", "snapshots"])
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's state directory is needed")
+def test_roots_sweep_of_a_users_state_follows_no_link_of_his(state_dir: Path, tmp_path: Path, folder: str):
+    outside = tmp_path / "outside"
+    names = {"layers": "sbx-1", "images": "draft-x", "snapshots": ".draft-x"}
+    (outside / names[folder]).mkdir(parents=True)
+    (outside / names[folder] / "file").touch()
+    state_dir.mkdir()
+    (state_dir / folder).symlink_to(outside)
+    os.chown(state_dir, 65531, 65531)
+    os.chown(state_dir / folder, 65531, 65531, follow_symlinks=False)
+    assert sweep(state_dir) == ()
+    assert (outside / names[folder] / "file").exists()
+
+
+def test_a_version_that_is_no_text_is_none(build: Build, place: Path):
+    build("a")
+    age(place)
+    other = place.with_name("toolkit-other")
+    other.mkdir()
+    (other / "VERSION").write_bytes(b"\xff")
+    assert toolkit.superseded(place, {os.geteuid()}) == []
