@@ -17,7 +17,7 @@ from typing import Literal
 from sandbox import cgroups, images, toolkit
 from sandbox.audit_log import SandboxLog
 from sandbox.egress import links
-from sandbox.errors import SandboxError, telling_shortage
+from sandbox.errors import SandboxError, telling_shortage, translated
 from sandbox.host_tree import remove_tree
 from sandbox.journal import Journal, Record
 from sandbox.layers import loops, residue
@@ -64,7 +64,7 @@ def check_integrity(state_dir: Path | str | None = None) -> Audit:
     CapacityError where this process has no descriptor for it."""
     state = chosen_state_dir(state_dir)
     # Groups, layers and profiles before records: a sandbox that is being made has its record first.
-    profiles = LoadedProfiles(state).users()
+    profiles = _loaded(state).users()
     layers = residue.found(state)
     groups = cgroups.list_groups(cgroups.mount_roots(), cgroups.state_key(state))
     records = Journal(state).records()
@@ -95,7 +95,7 @@ def sweep(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
 
     Blocks until it is done, seconds at most. CapacityError when the kernel holds on to a cgroup, AuthError
     when one is another user's: behind all others, and what its sandbox has besides, but for links, stays for
-    the next sweep.
+    the next sweep. SandboxError, behind all others too, for a profile that is not unloaded.
     """
     state = chosen_state_dir(state_dir)
     found = leftovers(state)
@@ -108,7 +108,11 @@ def sweep(state_dir: Path | str | None = None) -> tuple[Leftover, ...]:
     for each in by_kind.get("link", ()):
         links.delete_host_end(each.name)
     for each in by_kind.get("profile", ()):
-        LoadedProfiles(state).release(each.sandbox_id)
+        try:
+            with translated("unloading a profile", sandbox_id=each.sandbox_id):
+                _loaded(state).release(each.sandbox_id)
+        except SandboxError as error:  # it is found again
+            kept.setdefault(each.sandbox_id, error)
     for each in by_kind.get("loop", ()):
         loops.detach(Path(each.name))
     for each in by_kind.get("directory", ()):
@@ -180,6 +184,10 @@ def _links(state: Path, dead: Iterable[Record]) -> Iterator[Leftover]:
     for each in links.host_ends():
         if each.state == cgroups.state_key(state) and not each.owner.is_alive():
             yield Leftover("link", each.name, users.get(each.name, ""))
+
+
+def _loaded(state: Path) -> LoadedProfiles:
+    return LoadedProfiles(state, cgroups.state_key(state))
 
 
 def _profiles(profiles: Mapping[str, Set[str]], live: Set[str]) -> Iterator[Leftover]:

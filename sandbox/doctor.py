@@ -191,7 +191,7 @@ def _apparmor() -> Capability:
     if not apparmor_profiles.is_available():
         return Capability("apparmor", "missing", "not in this kernel, or not this user's", cost, fix)
     with tempfile.TemporaryDirectory() as place:
-        profiles = apparmor_profiles.LoadedProfiles(Path(place))
+        profiles = apparmor_profiles.LoadedProfiles(Path(place), "doctor")
         try:
             profiles.acquire(apparmor.profile("doctor"), "doctor")
             profiles.release("doctor")

@@ -50,7 +50,8 @@ class Ownership:
     ) -> None:
         """`booked`: the first of ids that are this sandbox's in the book of root's ranges."""
         self._booked = booked
-        self._profile, self._profiles = profile, LoadedProfiles(state_dir)
+        self._profile = profile
+        self._profiles = LoadedProfiles(state_dir, cgroups.state_key(state_dir))
         self.groups = cgroups.Groups(groups)
         self._guard, self._sealed = guard, 0  # the cgroup's id, once it is
         self.layer = Layer()

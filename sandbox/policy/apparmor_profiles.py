@@ -16,7 +16,7 @@ from pathlib import Path
 from sandbox.errors import StartError
 from sandbox.listings import list_folder
 from sandbox.places import make_folder
-from sandbox.policy.apparmor import Profile
+from sandbox.policy.apparmor import PREFIX, Profile
 from sandbox.programs import run_program
 from sandbox.texts import one_line
 
@@ -37,10 +37,11 @@ def _is_on() -> bool:
 
 
 class LoadedProfiles:
-    """Those of one state directory. Safe between processes; blocks while another loads one."""
+    """Those of one state directory, whose scope they have. Safe between processes; blocks while another loads
+    one. Files that name another profile, which an ordinary user may have made in his, are nobody's."""
 
-    def __init__(self, state_dir: Path) -> None:
-        self._folder = state_dir / "apparmor"
+    def __init__(self, state_dir: Path, scope: str) -> None:
+        self._folder, self._name_start = state_dir / "apparmor", f"{PREFIX}{scope}-"
 
     def acquire(self, profile: Profile, sandbox_id: str) -> None:
         """Loads it unless it is. Half a second the first time. Raises StartError with the parser's words."""
@@ -57,15 +58,16 @@ class LoadedProfiles:
         if not self._folder.is_dir():
             return
         with self._locked():
-            for user in self._folder.glob(f"*/{sandbox_id}"):
-                self._unload_unused(user.parent)
-                user.unlink()
+            for name in [name for name, users in self.users().items() if sandbox_id in users]:
+                users = self._folder / name
+                self._unload_unused(users)
+                (users / sandbox_id).unlink()
                 with suppress(OSError):  # others use it
-                    user.parent.rmdir()
+                    users.rmdir()
 
     def users(self) -> dict[str, set[str]]:
         """The sandboxes that use each profile."""
-        profiles = (path for path in list_folder(self._folder) if path.is_dir())
+        profiles = (path for path in list_folder(self._folder, f"{self._name_start}*") if path.is_dir())
         return {each.name: {user.name for user in list_folder(each)} for each in profiles}
 
     def _unload_unused(self, users: Path) -> None:
@@ -75,9 +77,13 @@ class LoadedProfiles:
     @contextmanager
     def _locked(self) -> Generator[None]:
         make_folder(self._folder)
-        with (self._folder / "lock").open("w") as lock:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(self._folder / "lock", flags, 0o600)
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(lock)
 
 
 def _is_loaded(name: str) -> bool:

@@ -12,7 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sandbox import Policy
-from sandbox.errors import InvalidArgument
+from sandbox.audit import sweep
+from sandbox.cgroups import state_key
+from sandbox.errors import InvalidArgument, SandboxError
 from sandbox.policy import apparmor_profiles
 from sandbox.policy.apparmor import profile
 from sandbox.policy.apparmor_profiles import LoadedProfiles
@@ -105,7 +107,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 def test_a_profile_is_loaded_with_its_first_user_and_unloaded_with_its_last(tmp_path: Path, kernel: Kernel):
-    profiles, one = LoadedProfiles(tmp_path), profile("a")
+    profiles, one = LoadedProfiles(tmp_path, "a"), profile("a")
     profiles.release("never")
     profiles.acquire(one, "sbx-1")
     profiles.acquire(one, "sbx-2")
@@ -121,7 +123,7 @@ def test_a_profile_is_loaded_with_its_first_user_and_unloaded_with_its_last(tmp_
 
 def test_a_profile_that_has_gone_is_loaded_again(tmp_path: Path, kernel: Kernel):
     """With a restart of the machine, after which the files of those who used it are still there."""
-    profiles, one = LoadedProfiles(tmp_path), profile("a")
+    profiles, one = LoadedProfiles(tmp_path, "a"), profile("a")
     profiles.acquire(one, "sbx-before")
     kernel.loaded.clear()
     kernel.list()
@@ -134,7 +136,7 @@ def test_a_profile_that_has_gone_is_loaded_again(tmp_path: Path, kernel: Kernel)
 
 
 def test_users_of_a_profile_that_has_gone_can_be_released(tmp_path: Path, kernel: Kernel):
-    profiles, one = LoadedProfiles(tmp_path), profile("a")
+    profiles, one = LoadedProfiles(tmp_path, "a"), profile("a")
     profiles.acquire(one, "sbx-before")
     kernel.loaded.clear()
     kernel.list()
@@ -145,7 +147,7 @@ def test_users_of_a_profile_that_has_gone_can_be_released(tmp_path: Path, kernel
 def test_a_profile_that_was_not_unloaded_is_tried_again(
     tmp_path: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ):
-    profiles, one = LoadedProfiles(tmp_path), profile("a")
+    profiles, one = LoadedProfiles(tmp_path, "a"), profile("a")
     profiles.acquire(one, "sbx-1")
 
     def hang(action: str, text: str) -> NoReturn:
@@ -159,3 +161,28 @@ def test_a_profile_that_was_not_unloaded_is_tried_again(
     profiles.release("sbx-1")
     assert kernel.loaded == set()
     assert profiles.users() == {}
+
+
+def test_what_a_user_names_in_his_state_directory_is_not_unloaded(tmp_path: Path, kernel: Kernel):
+    """By root's sweep of it, which would also have emptied whatever file the lock is a link to."""
+    kernel.loaded.add("docker-default")
+    kernel.list()
+    planted, file = tmp_path / "apparmor" / "docker-default" / "sbx-1", tmp_path / "file"
+    planted.parent.mkdir(parents=True)
+    planted.touch()
+    file.write_text("words")
+    profiles = LoadedProfiles(tmp_path, "a")
+    assert profiles.users() == {}
+    profiles.release("sbx-1")
+    (tmp_path / "apparmor" / "lock").unlink()
+    (tmp_path / "apparmor" / "lock").symlink_to(file)
+    with pytest.raises(OSError, match="symbolic links"):
+        profiles.release("sbx-1")
+    own = tmp_path / "apparmor" / profile(state_key(tmp_path)).name / "sbx-2"
+    own.parent.mkdir()
+    own.touch()
+    (tmp_path / "layers" / "sbx-3").mkdir(parents=True)
+    with pytest.raises(SandboxError, match="unloading a profile"):
+        sweep(tmp_path)
+    assert not (tmp_path / "layers" / "sbx-3").exists(), "it goes on behind it"
+    assert (kernel.calls, file.read_text()) == ([], "words")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sandbox import Policy
+from sandbox.cgroups import state_key
 from sandbox.places import default_state_dir
 from sandbox.policy.apparmor_profiles import LoadedProfiles
 
@@ -121,7 +122,8 @@ def test_parents_of_places_are_not_made_in_another_way(create):
 
 
 def test_equal_policies_share_a_profile_that_goes_with_its_last_user(create):
-    profiles = LoadedProfiles(default_state_dir())
+    state = default_state_dir()
+    profiles = LoadedProfiles(state, state_key(state))
     assert loaded() == set()
     first, second, other = create(), create(), create(policy=PLACES)
     assert loaded() == {first.info.profile, other.info.profile}
