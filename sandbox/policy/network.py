@@ -66,6 +66,10 @@ def _checked_net(value: str) -> str:
 
 def dead_end(to: str) -> str | None:
     """Why no policy leads to any address of this network, None where one may. ValueError for no network."""
+    if "%" in to:
+        raise ValueError(
+            f"{to!r} names a link of this machine, which a sandbox does not have; leave out the %..."
+        )
     net = _plain(ip_network(to))
     if not any(net.version == each.version and net.subnet_of(each) for each in _NOWHERE):  # pyright: ignore[reportArgumentType]
         return None

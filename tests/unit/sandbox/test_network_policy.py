@@ -115,6 +115,14 @@ def test_wider_rules_and_private_ranges_are_not(to: str):
     assert Destination(to=to, ports=(8000,)).ports == (8000,)
 
 
+@pytest.mark.parametrize(
+    "to", ["2001:db8::1%eth0", "fe80::1%eth0", "::ffff:10.0.0.5%lo", "2001:db8::%eth0/64"]
+)
+def test_a_link_of_this_machine_means_nothing_in_a_sandbox(to: str):
+    with pytest.raises(InvalidArgument, match="leave out the %"):
+        Destination(to=to, ports=(80,))
+
+
 def test_a_policy_survives_json():
     for each in (presets.open_internet(), presets.package_index_only(), presets.agent("10.0.0.5:8000")):
         assert Policy.model_validate_json(each.model_dump_json()) == each
