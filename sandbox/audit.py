@@ -24,7 +24,7 @@ from sandbox.layers import loops, residue
 from sandbox.listings import list_folder, owned, pinned
 from sandbox.places import INIT_BINARY, chosen_state_dir, default_toolkit
 from sandbox.policy.apparmor_profiles import LoadedProfiles
-from sandbox.processes import ProcessKey, boot_id, command_line, command_lines, find_process
+from sandbox.processes import ProcessKey, boot_id, command_line, command_lines, find_process, is_wholly
 from sandbox.substrates.container import RUNTIMES
 from sandbox.undisturbed import undisturbed_call
 
@@ -137,19 +137,35 @@ def _has_owner(record: Record) -> bool:
 
 
 def _processes(dead: Iterable[Record]) -> Iterator[Leftover]:
+    """Of a record of an ordinary user's, who may write into it what he wants, those that are his: the first
+    process of his sandbox is, with which all others end."""
+    records = {record.id: record for record in dead if record.boot == boot_id()}
+    seen: set[ProcessKey] = set()
+    for key, named in _named_processes(records):
+        user = records[named].user
+        if key not in seen and key.is_alive() and (user == 0 or is_wholly(key, user)):
+            seen.add(key)
+            yield Leftover("process", str(key.pid), named, key)
+
+
+def _named_processes(records: Mapping[str, Record]) -> Iterator[tuple[ProcessKey, str]]:
     """Recorded ones, members of recorded groups, and programs of ours that carry the id in their arguments:
     the last finds a launcher whose owner died before it could write down the pid."""
-    ids = {record.id: record for record in dead if record.boot == boot_id()}
-    seen: set[ProcessKey] = set()
-    for record in ids.values():
-        grouped = [key for path in record.cgroups for key in _members(Path(path))]
-        for key in (*record.processes, *grouped):
-            if key not in seen and key.is_alive():
-                seen.add(key)
-                yield Leftover("process", str(key.pid), record.id, key)
-    for key, named in _launchers(ids.keys()) if ids else ():
-        if key not in seen and key.is_alive():
-            yield Leftover("process", str(key.pid), named, key)
+    roots = cgroups.mount_roots()
+    for record in records.values():
+        groups = (Path(place) for place in record.cgroups)
+        for group in (each for each in groups if _is_below(each, roots)):
+            for key in _members(group):
+                yield key, record.id
+        for key in record.processes:
+            yield key, record.id
+    if records:
+        yield from _launchers(records.keys())
+
+
+def _is_below(place: Path, roots: Iterable[Path]) -> bool:
+    """Of a path as it is written: a folder elsewhere is no group, whatever its files say."""
+    return ".." not in place.parts and any(place.is_relative_to(root) for root in roots)
 
 
 def _members(group: Path) -> Iterator[ProcessKey]:

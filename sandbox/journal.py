@@ -8,14 +8,19 @@ pids, mounts and cgroups do not outlive the kernel either.
 
 import json
 import os
-from dataclasses import dataclass, fields, replace
+import stat
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from sandbox.errors import is_shortage
 from sandbox.listings import list_folder
 from sandbox.places import JOURNAL, make_folder
 from sandbox.processes import ProcessKey, find_process
 from sandbox.whole_lines import append_line
+
+_MOST_BYTES = 1 << 20  # from a file's end; a record has some hundreds, and few changes
+_MOST_PID, _MOST_TICKS = (1 << 31) - 1, (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,8 @@ class Record:
     cgroups: tuple[str, ...]
     processes: tuple[ProcessKey, ...] = ()  # launcher and init, known once they run
     links: tuple[str, ...] = ()  # host ends of its network
+    # Whose file it is, by which others know how far to believe it. Not in the file.
+    user: int = field(default_factory=os.geteuid, compare=False)
 
     def with_processes(self, processes: tuple[ProcessKey, ...]) -> "Record":
         """The same record once its processes are known."""
@@ -92,18 +99,18 @@ class Journal:
         if _is_being_written(path) or not path.is_file():
             return False
         record = _load(path)
-        return (record is None or path != self._path(record.id)) and path.exists()  # it may be gone by now
+        return record is None and path.exists()  # it may be gone by now
 
     def _path(self, sandbox_id: str) -> Path:
         return self._directory / f"{sandbox_id}.json"
 
 
 def _fields(part: Record | ProcessKey) -> dict[str, Any]:
-    return {each.name: getattr(part, each.name) for each in fields(part)}
+    return {each.name: getattr(part, each.name) for each in fields(part) if each.compare}
 
 
 def _put(path: Path, flags: int, line: bytes) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
     try:
         append_line(fd, line)
     finally:
@@ -116,25 +123,64 @@ def _is_being_written(path: Path) -> bool:
 
 
 def _load(path: Path) -> Record | None:
-    """The last line that is a record: the one before where an owner died while it wrote. None without any."""
+    """The last line that is a record of the file's name: the one before where an owner died while it wrote.
+    None without any, and for what is no file: whose state directory it is may have put anything there."""
     try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if isinstance(error, PermissionError) or is_shortage(error):
+            raise
         return None
-    return next((record for line in reversed(lines) if (record := _parse(line)) is not None), None)
-
-
-def _parse(line: bytes) -> Record | None:
     try:
-        fields: dict[str, Any] = json.loads(line)
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            return None
+        lines = os.pread(fd, _MOST_BYTES, max(0, info.st_size - _MOST_BYTES)).splitlines()
+    finally:
+        os.close(fd)
+    for line in reversed(lines):
+        record = _parse(line, info.st_uid)
+        if record is not None and path.name == f"{record.id}.json":
+            return record
+    return None
+
+
+def _parse(line: bytes, user: int) -> Record | None:
+    try:
+        values: dict[str, Any] = json.loads(line)
         return Record(
-            id=str(fields["id"]),
-            owner=ProcessKey(**fields["owner"]),
-            boot=str(fields["boot"]),
-            substrate=str(fields["substrate"]),
-            cgroups=tuple(fields["cgroups"]),
-            processes=tuple(ProcessKey(**each) for each in fields["processes"]),
-            links=tuple(fields.get("links", ())),  # of an earlier version: none
+            id=_word(values["id"]),
+            owner=_key(values["owner"]),
+            boot=_word(values["boot"]),
+            substrate=_word(values["substrate"]),
+            cgroups=tuple(map(_word, _list(values["cgroups"]))),
+            processes=tuple(map(_key, _list(values["processes"]))),
+            links=tuple(map(_word, _list(values.get("links", [])))),  # of an earlier version: none
+            user=user,
         )
-    except (ValueError, KeyError, TypeError):  # no JSON, no text, or no fields of a record
+    # No JSON, no text, or no fields of a record.
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _key(value: Any) -> ProcessKey:
+    pid, start_ticks = value["pid"], value["start_ticks"]
+    if type(pid) is not int or type(start_ticks) is not int:
+        raise TypeError
+    if not (0 <= pid <= _MOST_PID and 0 <= start_ticks <= _MOST_TICKS):
+        raise ValueError
+    return ProcessKey(pid, start_ticks)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError
+    return cast(list[Any], value)
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    if "\0" in value:
+        raise ValueError
+    return value

@@ -92,6 +92,16 @@ def find_process(pid: int) -> ProcessKey | None:
     return None if fields is None else ProcessKey(pid, int(fields[_START_TIME]))
 
 
+def is_wholly(key: ProcessKey, user: int) -> bool:
+    """Whether all of a process's user ids are this one. False when it is gone already."""
+    try:
+        lines = read_small(f"/proc/{key.pid}/status").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    ids = next(line.split()[1:] for line in lines if line.startswith("Uid:"))
+    return set(ids) == {str(user)} and key.is_alive()
+
+
 def this_process() -> ProcessKey:
     """The calling process."""
     return _living_process(os.getpid())

@@ -1,6 +1,8 @@
 """Records of what sandboxes own."""
 
 import json
+import os
+import socket
 import threading
 from dataclasses import replace
 from itertools import count
@@ -73,7 +75,19 @@ def test_an_absent_directory_has_no_records(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"5\n", b'"id"\n', b"{}", b'{"id": "sbx-2"}', b"\xff\n"]
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"5\n",
+        b'"id"\n',
+        b"{}",
+        b'{"id": "sbx-2"}',
+        b"\xff\n",
+        b"[" * 100_000,
+        b"{" * 2_000_000,
+    ],
 )
 def test_a_torn_record_is_a_stray(journal: Journal, tmp_path: Path, content: bytes):
     journal.write(a_record())
@@ -81,6 +95,41 @@ def test_a_torn_record_is_a_stray(journal: Journal, tmp_path: Path, content: byt
     torn.write_bytes(content)
     assert [record.id for record in journal.records()] == ["sbx-1"]
     assert journal.strays() == [torn]
+
+
+ODD_KEYS = ([1], "1/../self", -1, 10**30, True, {}, "a\0")
+ODD: dict[str, list[object]] = {
+    "id": ["../../sbx-2", "sbx-1", "sbx-2\0", 5],
+    "owner": [[], 5, None, {"pid": 1}, *({"pid": each, "start_ticks": 1} for each in ODD_KEYS)],
+    "boot": [5],
+    "substrate": [None],
+    "cgroups": ["/", [5], ["a\0"], {}],
+    "links": ["dky1", [[]], 5],
+    "processes": [{}, [5], [{"pid": 1}], *([{"pid": 1, "start_ticks": each}] for each in ODD_KEYS)],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in ODD.items() for value in values]
+)
+def test_a_record_with_an_odd_field_is_a_stray(journal: Journal, tmp_path: Path, name: str, value: object):
+    journal.write(a_record("sbx-2"))
+    place = tmp_path / "sandboxes" / "sbx-2.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), name: value}))
+    assert journal.records() == []
+    assert journal.strays() == [place]
+
+
+def test_what_is_no_file_is_no_record_and_keeps_nobody_waiting(journal: Journal, tmp_path: Path):
+    journal.write(a_record())
+    folder = tmp_path / "sandboxes"
+    os.mkfifo(folder / "sbx-2.json")
+    (folder / "sbx-3.json").mkdir()
+    (folder / "sbx-4.json").symlink_to(folder / "sbx-1.json")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "sbx-5.json"))
+        assert [record.id for record in journal.records()] == ["sbx-1"]
+        assert [journal.find(f"sbx-{number}") for number in (2, 3, 4, 5)] == [None] * 4
 
 
 def test_a_draft_is_a_stray_once_its_writer_has_gone(journal: Journal, tmp_path: Path):

@@ -1,5 +1,6 @@
 """A sweep ends what a dead owner's sandbox left, and nothing that merely speaks of it."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -148,3 +149,46 @@ def test_a_want_of_descriptors_is_a_shortage(orphan: str, tmp_path: Path, look: 
     with no_descriptor_left(), pytest.raises(CapacityError, match="Too many open files"):
         look(tmp_path)
     assert {each.sandbox_id for each in sweep(tmp_path)} == {orphan}
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A cgroup of version 1 or 2."""
+    found = cgroups.find_hierarchies()
+    if not found:
+        pytest.skip("no cgroup can be made here")
+    path = found[0].root / f"dockyard-test-{os.getpid()}"
+    path.mkdir()
+    yield path
+    cgroups.remove_group(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's record is needed")
+@pytest.mark.parametrize("way", ["process", "argument", "group", "folder"])
+def test_roots_sweep_of_a_users_state_ends_nothing_of_roots(
+    start: Start, tmp_path: Path, group: Path, way: str
+):
+    """Whatever his record says: he could have written it for that."""
+    victim = start("bwrap", "sbx-1") if way == "argument" else start("python3")
+    key = find_process(victim.pid)
+    assert key is not None
+    place = tmp_path if way == "folder" else group
+    (place / "cgroup.procs").write_text(f"{victim.pid}\n")
+    groups = (str(place),) if way in ("group", "folder") else ()
+    processes = (key,) if way == "process" else ()
+    Journal(tmp_path).write(Record("sbx-1", DEAD, boot_id(), "function", groups, processes))
+    os.chown(tmp_path / "sandboxes" / "sbx-1.json", 65531, 65531)
+    assert {each.kind for each in sweep(tmp_path)} == {"record"}
+    assert victim.poll() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's process is needed")
+def test_what_is_the_users_is_ended(tmp_path: Path):
+    words = ["sleep", "60"]
+    with subprocess.Popen(words, user=65531, group=65531, extra_groups=[]) as process:
+        key = find_process(process.pid)
+        assert key is not None
+        Journal(tmp_path).write(Record("sbx-1", DEAD, boot_id(), "function", (), (key,)))
+        os.chown(tmp_path / "sandboxes" / "sbx-1.json", 65531, 65531)
+        sweep(tmp_path)
+        assert process.wait(10) == -9
