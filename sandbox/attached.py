@@ -8,12 +8,12 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sandbox.answers import MAX_FILE_BYTES, entry_of, result_of
 from sandbox.arguments import check_seconds, check_type, check_whole
 from sandbox.checking import checked
-from sandbox.door import Call, ask
+from sandbox.door import Call, ask, understood
 from sandbox.entries import Entry
 from sandbox.errors import InvalidArgument
 from sandbox.feed import OnOutput, Stream, Watchers
@@ -27,6 +27,7 @@ from sandbox.status import IdleWish, SandboxStatus, status_of
 from sandbox.texts import utf8
 from sandbox.undisturbed import undisturbed, undisturbed_call
 
+T = TypeVar("T")
 _SOON_S = 30.0
 _AT_LAST_S = PATIENCE_S + _SOON_S  # of what its owner may try for so long without a word
 _PLAIN = (str, int, float, type(None))
@@ -43,6 +44,14 @@ class Line:
     def ask(self, do: str, patience_s: float = _SOON_S, /, **words: object) -> Any:
         """Blocks for the answer. Raises what the owner raises, and as `door.ask`."""
         return ask(self._owner, self._request(do, words), patience_s)
+
+    def ask_for(self, read: Callable[[Any], T], do: str, /, **words: object) -> T:
+        """As `ask`, and what `read` makes of the answer."""
+        return self.understood(read, self.ask(do, **words))
+
+    def understood(self, read: Callable[[Any], T], answer: Any) -> T:
+        """As `door.understood`."""
+        return understood(self._owner, read, answer)
 
     def ask_and_stay(self, do: str, take: Callable[[Any], None], /, **words: object) -> Any:
         """The same for what the owner breaks off when whoever asks has left: so does an interrupt, which goes
@@ -72,11 +81,11 @@ class AttachedSandbox(Named):
 
     def get_info(self) -> SandboxStatus:
         """See `Sandbox.get_info`."""
-        return status_of(self._line.ask("info"))
+        return self._line.ask_for(status_of, "info")
 
     def set_timeout(self, lifetime_s: float | None = None, *, idle_s: IdleWish = "keep") -> SandboxStatus:
         """See `Sandbox.set_timeout`."""
-        return status_of(self._line.ask("set_timeout", lifetime_s=lifetime_s, idle_s=idle_s))
+        return self._line.ask_for(status_of, "set_timeout", lifetime_s=lifetime_s, idle_s=idle_s)
 
     def pause(self) -> None:
         """See `Sandbox.pause`."""
@@ -115,13 +124,13 @@ class AttachedCommands:
         check_seconds("timeout_s", timeout_s, LONGEST_S)
         check_type("cmd", cmd, str, Sequence)
         words = cmd if isinstance(cmd, str) else list(cmd)
-        told = _Told(Watchers(on_stdout, on_stderr))
+        told = _Told(Watchers(on_stdout, on_stderr), self._line)
         answer = self._line.ask_and_stay(
             "commands.run", told.take, cmd=words, timeout_s=timeout_s,
             cwd=cwd, env=dict(checked_env(env or {})), output_bytes=output_bytes,
             stdin=_encoded(utf8("stdin", stdin)), tell_output=told.is_wanted,
         )  # fmt: skip
-        result = result_of(answer)
+        result = self._line.understood(result_of, answer)
         told.finish(result)
         return checked(result, self._line.id) if check else result
 
@@ -129,15 +138,16 @@ class AttachedCommands:
 class _Told:
     """What a command prints, told by the owner before its result."""
 
-    def __init__(self, watchers: Watchers) -> None:
+    def __init__(self, watchers: Watchers, line: Line) -> None:
+        self._line = line
         self.is_wanted = watchers.any()
         self._streams = (Stream(watchers.on_stdout), Stream(watchers.on_stderr))
         self._has_come = False
 
-    def take(self, piece: tuple[int, str]) -> None:
-        number, data = piece
+    def take(self, piece: Any) -> None:
+        number, data = self._line.understood(_piece_of, piece)
         self._has_come = True
-        self._streams[number].give(b64decode(data))
+        self._streams[number].give(data)
 
     def finish(self, result: CommandResult) -> None:
         """An owner of an earlier version has told nothing, and what it kept is all there is."""
@@ -156,7 +166,8 @@ class AttachedFiles:
     def read(self, path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """See `Files.read`."""
         check_whole("max_bytes", max_bytes, 0, 1 << 62)
-        return b64decode(self._line.ask("files.read", path=path, max_bytes=min(max_bytes, MAX_FILE_BYTES)))
+        most = min(max_bytes, MAX_FILE_BYTES)
+        return self._line.ask_for(b64decode, "files.read", path=path, max_bytes=most)
 
     def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
         """See `Files.write`."""
@@ -170,7 +181,7 @@ class AttachedFiles:
 
     def list(self, path: str = "/workspace") -> tuple[Entry, ...]:
         """See `Files.list`."""
-        return tuple(entry_of(each) for each in self._line.ask("files.list", path=path))
+        return self._line.ask_for(_entries_of, "files.list", path=path)
 
     def exists(self, path: str) -> bool:
         """See `Files.exists`."""
@@ -191,3 +202,15 @@ class AttachedFiles:
 
 def _encoded(data: bytes) -> str:
     return b64encode(data).decode()
+
+
+def _piece_of(piece: list[Any]) -> tuple[int, bytes]:
+    """Of which stream, and what."""
+    number, data = piece
+    if number not in (0, 1):
+        raise ValueError("of no stream")
+    return number, b64decode(data)
+
+
+def _entries_of(answer: Any) -> tuple[Entry, ...]:
+    return tuple(entry_of(each) for each in answer)

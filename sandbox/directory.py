@@ -17,7 +17,7 @@ from sandbox.arguments import check_type
 from sandbox.attached import AttachedSandbox, Line
 from sandbox.audit_log import entries
 from sandbox.closing import PATIENCE_S, Gate
-from sandbox.door import Door, HasLeft, Request, Tell, ask, gone_with
+from sandbox.door import Door, HasLeft, Request, Tell, ask, gone_with, understood
 from sandbox.errors import (
     AuthError,
     GoneReason,
@@ -217,7 +217,7 @@ class Directory(Generic[T]):
             return do(member)
         owner = owner_of(state, sandbox_id)
         request = {"do": deed, "id": sandbox_id, "state_dir": str(state), **words}
-        return status_of(ask(owner, request))
+        return understood(owner, status_of, ask(owner, request))
 
     def _answer(self, request: Request, has_left: HasLeft, tell: Tell) -> Any:
         """To another process, on a thread of its connection's."""

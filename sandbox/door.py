@@ -9,10 +9,8 @@ One request a connection, a line of JSON each way; before the answer come lines 
 it is asked for.
 """
 
-import errno
 import json
 import os
-import secrets
 import select
 import socket
 import struct
@@ -21,10 +19,11 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
-from pathlib import Path
-from typing import Any
+from math import inf
+from typing import Any, TypeVar, cast
 
 from protocol.threads import NoThread, TimelyThread, tell_error
+from sandbox.door_names import name_of, other_names, take_name
 from sandbox.errors import (
     AuthError,
     CapacityError,
@@ -45,13 +44,14 @@ _FINISH_S = 2.0  # at the end of this process, for answers that are under way
 _REQUEST_PATIENCE_S = 2.0  # for a request, so that nobody keeps others waiting
 _END_PATIENCE_S = 0.5  # for an owner that hangs up, until it has ended if it was killed
 _MAX_REQUEST_BYTES, _MAX_ANSWER_BYTES = 1 << 25, 1 << 26
-_INODE_AT, _NAME_AT = 6, 7  # words of a line of /proc/net/unix
 _BACKLOG, _AGAIN_S, _MOST_AT_ONCE = 64, 0.1, 128
 _RETRY_S = 0.01  # for a place in the backlog
+_BRIEF = frozenset({"list", "info"})  # nothing is waited for: a sign of life is no reason to go on
 _TOO_LARGE = InvalidArgument(
     f"the answer has more than {_MAX_ANSWER_BYTES >> 20} MiB", hint="ask for less, or in the owner's process"
 )
 
+T = TypeVar("T")
 Request = Mapping[str, Any]
 HasLeft = Callable[[], bool]  # whoever asked
 Tell = Callable[[object], None]  # something before the answer, in values of JSON
@@ -77,7 +77,7 @@ class Door:
             with suppress(OSError, NoThread):
                 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 try:
-                    _take_name(listener, owner)
+                    take_name(listener, owner)
                     listener.listen(_BACKLOG)
                     TimelyThread(partial(self._serve, listener), name="dockyard-door").start()
                 except BaseException:
@@ -272,15 +272,13 @@ class Call:
             with self._connected() as connection, self._held(connection):
                 with suppress(BrokenPipeError):  # the answer may have come before it
                     connection.sendall(packed)
-                yield from map(json.loads, _lines(connection, _MAX_ANSWER_BYTES))
+                is_brief = self._request.get("do") in _BRIEF
+                until_s = time.monotonic() + self._patience_s if is_brief else inf
+                yield from map(_answer_of, _lines(connection, _MAX_ANSWER_BYTES, until_s))
         except (OSError, ValueError) as error:
             if not self._is_off and self._owner.ends_within(_END_PATIENCE_S):
                 raise gone_with(self._owner, str(self._request.get("id", ""))) from error
-            why = str(error) or type(error).__name__
-            raise UnsupportedError(
-                f"process {self._owner.pid}, which owns the sandbox, does not answer: {why}",
-                hint="ask in that process, or end it: its sandboxes end with it",
-            ) from error
+            raise _silent(self._owner, str(error) or type(error).__name__) from error
 
     def _connected(self) -> socket.socket:
         """Once there is room among those who wait for the owner: until then Linux refuses with EAGAIN whoever
@@ -318,6 +316,22 @@ class Call:
                 self._connection = None
 
 
+def understood(owner: ProcessKey, read: Callable[[Any], T], answer: Any) -> T:
+    """What `read` makes of an owner's answer. UnsupportedError where that is nothing: any process of another
+    user's may call itself an owner."""
+    try:
+        return read(answer)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise _silent(owner, f"what it says is no answer ({type(error).__name__})") from error
+
+
+def _silent(owner: ProcessKey, why: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"process {owner.pid}, which owns the sandbox, does not answer: {why}",
+        hint="ask in that process, or end it: its sandboxes end with it",
+    )
+
+
 def gone_with(owner: ProcessKey, sandbox_id: str) -> SandboxGone:
     """What is said of a sandbox, or with "" of all, whose owner has ended without a word."""
     name = f"sandbox {sandbox_id}" if sandbox_id else "every sandbox"
@@ -330,9 +344,9 @@ def gone_with(owner: ProcessKey, sandbox_id: str) -> SandboxGone:
 def _connected(owner: ProcessKey, patience_s: float) -> socket.socket:
     """To the owner itself. OSError where it is not to be found."""
     try:
-        return _connected_to(_name(owner), owner, patience_s)
+        return _connected_to(name_of(owner), owner, patience_s)
     except OSError:
-        for name in _other_names(owner):
+        for name in other_names(owner):
             return _connected_to(name, owner, patience_s)
         raise
 
@@ -351,34 +365,6 @@ def _connected_to(name: str, owner: ProcessKey, patience_s: float) -> socket.soc
         raise
 
 
-def _name(owner: ProcessKey) -> str:
-    return f"\0dockyard-{owner.pid}-{owner.start_ticks}"
-
-
-def _take_name(listener: socket.socket, owner: ProcessKey) -> None:
-    """Whoever may run here may have taken it: then one that nobody can foretell."""
-    try:
-        listener.bind(_name(owner))
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        listener.bind(f"{_name(owner)}-{secrets.token_hex(16)}")
-
-
-def _other_names(owner: ProcessKey) -> Iterator[str]:
-    """Of sockets that the owner itself holds, whoever has its first name. None where it may not be looked
-    into, as another user's."""
-    first, held = "@" + _name(owner)[1:] + "-", set[str]()
-    with suppress(OSError):
-        for fd in Path(f"/proc/{owner.pid}/fd").iterdir():
-            with suppress(OSError):  # it has been closed
-                held.add(str(fd.readlink()))
-    for words in map(str.split, Path("/proc/net/unix").read_text(errors="replace").splitlines()):
-        name = words[_NAME_AT] if len(words) > _NAME_AT else ""
-        if name.startswith(first) and f"socket:[{words[_INODE_AT]}]" in held:
-            yield "\0" + name[1:]
-
-
 def _peer(connection: socket.socket) -> tuple[int, int]:
     """Process and user at the other end, of when it connected or began to listen."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -395,10 +381,26 @@ def _packed(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
-def _lines(connection: socket.socket, most: int) -> Iterator[bytes]:
-    """Without end. ValueError for one beyond `most` bytes, or that breaks off."""
+def _answer_of(line: bytes) -> dict[str, Any]:
+    """ValueError for what is none."""
+    try:
+        answer: Any = json.loads(line)
+    except RecursionError:
+        raise ValueError("an answer that is nested too deep") from None
+    if isinstance(answer, dict):
+        fields = cast(dict[str, Any], answer)
+        if isinstance(fields.get("error", {}), dict):
+            return fields
+    raise ValueError("what it says is no answer")
+
+
+def _lines(connection: socket.socket, most: int, until_s: float = inf) -> Iterator[bytes]:
+    """Without end. ValueError for one beyond `most` bytes, or that breaks off; TimeoutError for what comes
+    later than that."""
     data = bytearray()
     while True:
+        if time.monotonic() > until_s:
+            raise TimeoutError("timed out")
         piece = connection.recv(min(1 << 16, most + 1 - len(data)))
         data += piece
         if not piece or len(data) > most:

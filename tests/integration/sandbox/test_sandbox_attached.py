@@ -17,7 +17,8 @@ from sandbox_owner import Owner, owned
 from sandbox import AttachedSandbox, Policy, Sandbox, sandboxes
 from sandbox.answers import answer
 from sandbox.attached import Line
-from sandbox.door import _MOST_AT_ONCE, _name, ask
+from sandbox.door import _MOST_AT_ONCE, ask
+from sandbox.door_names import name_of
 from sandbox.errors import (
     CapacityError,
     CommandError,
@@ -386,7 +387,7 @@ with socket.socket(socket.AF_UNIX) as door:
 
 def test_no_sandbox_finds_the_door(create: Create, substrate: str):
     """Its name is one of the host's network namespace."""
-    words = ["python3", "-c", SEEK, _name(this_process())[1:]]
+    words = ["python3", "-c", SEEK, name_of(this_process())[1:]]
     assert create(substrate=substrate).commands.run(words).stdout == "Connection refused\n"
     outside = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=True)
     assert outside.stdout == "open\n"

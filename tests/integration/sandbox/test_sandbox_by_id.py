@@ -14,7 +14,8 @@ from sandbox_owner import Owner, owned
 
 from sandbox import Sandbox, sandboxes
 from sandbox.audit_log import entries
-from sandbox.door import _name, ask
+from sandbox.door import ask
+from sandbox.door_names import name_of
 from sandbox.errors import (
     AuthError,
     InvalidArgument,
@@ -195,7 +196,7 @@ def test_whoever_has_taken_the_name_is_not_believed():
     ):
         owner = find_process(process.pid)
         assert owner is not None
-        squatter.bind(_name(owner))
+        squatter.bind(name_of(owner))
         squatter.listen(1)
         with pytest.raises(UnsupportedError, match="answers in its place"):
             ask(owner, {"do": "list", "state_dir": "/"})
@@ -213,7 +214,7 @@ def test_the_door_outlives_what_is_no_request(create: Create, state_dir: Path, r
     box = create()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(30)
-        connection.connect(_name(this_process()))
+        connection.connect(name_of(this_process()))
         try:
             connection.sendall(request_)
             said = connection.recv(1 << 16)

@@ -9,7 +9,7 @@ import pytest
 
 from sandbox import sandboxes
 from sandbox.audit import sweep
-from sandbox.door import _name
+from sandbox.door_names import name_of
 from sandbox.processes import find_process
 
 OWNER = """
@@ -33,7 +33,7 @@ def test_a_door_whose_name_is_taken_is_found(tmp_path: Path, toolkit: Path, list
         assert owner.stdout is not None
         key = find_process(owner.pid)
         assert key is not None
-        taker.bind(_name(key))
+        taker.bind(name_of(key))
         if listens:
             taker.listen()
         print(file=owner.stdin, flush=True)

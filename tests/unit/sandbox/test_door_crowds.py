@@ -4,38 +4,19 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import pytest
+from forked_process import forked
 from sandbox_places import no_descriptor_left
 
-from sandbox.door import Door, _name, ask
+from sandbox.door import Door, ask
+from sandbox.door_names import name_of
 from sandbox.errors import CapacityError
 from sandbox.processes import ProcessKey, find_process
 
 NOBODY = 65534
-
-
-@contextmanager
-def forked(run: Callable[[], object]) -> Generator[int]:
-    """The pid of a process that has done it and waits for the end of the block."""
-    has_run, running = os.pipe()
-    if (pid := os.fork()) == 0:
-        try:
-            run()
-            os.write(running, b"x")
-            signal.pause()
-        finally:
-            os._exit(2)
-    os.close(running)
-    try:
-        assert os.read(has_run, 1) == b"x"
-        yield pid
-    finally:
-        os.close(has_run)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 @pytest.fixture
@@ -53,7 +34,7 @@ def hang_up_without_end(owner: ProcessKey) -> None:
         while True:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller, suppress(BlockingIOError):
                 caller.setblocking(False)
-                caller.connect(_name(owner))
+                caller.connect(name_of(owner))
 
     threading.Thread(target=hang_up).start()
 
@@ -73,7 +54,7 @@ def test_whoever_asks_waits_for_a_place_within_his_patience(owner: ProcessKey):
             while True:
                 caller = crowd.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 caller.setblocking(False)
-                caller.connect(_name(owner))
+                caller.connect(name_of(owner))
         with pytest.raises(CapacityError, match="too many wait"):
             ask(owner, {}, patience_s=0.1)
         threading.Timer(0.3, os.kill, (owner.pid, signal.SIGCONT)).start()
