@@ -29,6 +29,17 @@ class Ending:
         if not is_server:
             _handle(signal.SIGHUP, self._terminate)
 
+    def no_more(self) -> None:
+        """From here on all three are ignored: what is left is the interpreter's own end, where an exception
+        would be a traceback, and a second Ctrl-C another exit code."""
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    @property
+    def code(self) -> int:
+        """To exit with after a signal."""
+        return 128 + self.number
+
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self.number = signal.Signals(number)
         interrupt = signal.getsignal(signal.SIGINT)  # an event loop that runs has put its own there

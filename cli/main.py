@@ -17,7 +17,12 @@ def main() -> None:
     ending = Ending()
     ending.at_once()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or, ignored, no program's end would be known
-    sys.exit(run(sys.argv[1:], ending))
+    try:
+        code = run(sys.argv[1:], ending)
+    except KeyboardInterrupt:  # a second one, before the first was over
+        ending.no_more()
+        code = ending.code
+    sys.exit(code)
 
 
 def run(arguments: list[str], ending: Ending | None = None) -> int:

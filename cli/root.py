@@ -82,10 +82,17 @@ def invoke(arguments: list[str], ending: Ending | None) -> int:
     except Stopped as stopped:
         return 128 + stopped.number
     except (_Interrupted, KeyboardInterrupt, typer.Abort):
+        if ending is not None:
+            ending.no_more()
+        said = "interrupted; everything it started has ended"
         with suppress(OSError):  # the terminal has gone, if that was the signal
-            progress.print("\ninterrupted; everything it started has ended")
-        return 128 + (ending.number if ending else signal.SIGINT)
+            progress.print(f"\n{said}")
+        if as_json:
+            print_json_error("Interrupted", "interrupted", said, "run it again")
+        return ending.code if ending else 128 + signal.SIGINT
     finally:
+        if ending is not None:
+            ending.no_more()
         _drop_what_cannot_be_written()
     return result if isinstance(result, int) else 0
 

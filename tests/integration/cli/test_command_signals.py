@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP at any moment of a command: its code, and nothing left."""
 
+import json
 import os
 import signal
 import subprocess
@@ -35,17 +36,43 @@ def test_while_the_modules_load(number: signal.Signals, code: int, tmp_path: Pat
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_while_a_sandbox_runs(number: signal.Signals, code: int) -> None:
-    sandbox = ["sandbox", "run", "--", "sh", "-c", "echo started; exec sleep 100"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "cli.main", *sandbox], stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "DOCKYARD_HOME": str(default_home())},
-    ) as command:  # fmt: skip
+    with _sandbox_run("--json") as command:
         _until_a_sandbox_of(command.pid)
         command.send_signal(number)
-        _, told = command.communicate()
-    assert command.returncode == code
+        printed, told = command.communicate()
+    assert (command.returncode, json.loads(printed)["error"]["code"]) == (code, "interrupted")
     assert told.endswith("\ninterrupted; everything it started has ended\n")  # behind what this host lacks
     assert not check_integrity(default_state_dir()).leftovers
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_further_ones_change_nothing(words: tuple[str, ...]) -> None:
+    """Two milliseconds apart, until the interpreter is gone."""
+    for _ in range(3):
+        with _sandbox_run(*words) as command:
+            _until_a_sandbox_of(command.pid)
+            command.send_signal(signal.SIGINT)
+            assert command.stderr is not None
+            told = [line for line in iter(command.stderr.readline, "") if _again(command, line)]
+        assert (command.returncode, told[-1]) == (130, "interrupted; everything it started has ended\n")
+    assert not check_integrity(default_state_dir()).leftovers
+
+
+def _again(command: "subprocess.Popen[str]", line: str) -> bool:
+    """Once it has said that it is at its end."""
+    while line.startswith("interrupted") and command.poll() is None:
+        command.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            command.wait(0.002)
+    return True
+
+
+def _sandbox_run(*words: str) -> "subprocess.Popen[str]":
+    command = ["sandbox", "run", *words, "--", "sh", "-c", "exec sleep 100"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "cli.main", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env={**os.environ, "DOCKYARD_HOME": str(default_home())},
+    )  # fmt: skip
 
 
 def _until_a_sandbox_of(pid: int) -> None:
