@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -24,7 +24,26 @@ UrlOption = Annotated[
 ]
 
 
+STREAMS = ("standard output", "standard error")
+
+
+@contextmanager
+def writing_to(stream: str) -> Generator[None]:
+    """One of STREAMS, which an error of the system's then has for the path that it lacks."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        error.filename = error.filename or stream
+        raise
+
+
 class _Output(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        with writing_to(STREAMS[0]):
+            super().print(*objects, **options)
+
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # as of all else that is printed (`cli.root`)
 
@@ -46,8 +65,9 @@ def print_json(value: Any) -> None:
     with suppress(BrokenPipeError):
         if sys.stdout is None:
             return
-        sys.stdout.write(json.dumps(value, default=str) + "\n")
-        sys.stdout.flush()
+        with writing_to(STREAMS[0]):
+            sys.stdout.write(json.dumps(value, default=str) + "\n")
+            sys.stdout.flush()
 
 
 def show(value: Any, as_json: bool, text: Callable[[], str]) -> None:

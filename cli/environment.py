@@ -24,7 +24,9 @@ def given_environment(words: Sequence[str] | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for word in words or ():
         name, is_given, value = word.partition("=")
-        if not name or (not is_given and name not in os.environ):
+        if not name:
+            raise InvalidInput("--env: a variable without a name", hint="write NAME=VALUE")
+        if not is_given and name not in os.environ:
             raise InvalidInput(f"--env {name}: this shell has no such variable", hint="write NAME=VALUE")
         found[name] = value if is_given else os.environ[name]
     return found

@@ -5,15 +5,17 @@ import signal
 import sys
 from contextlib import suppress
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
 
-from cli.console import fail, print_json_error, progress
+from cli.console import STREAMS, fail, print_json_error, progress
 from cli.ending import Ending
 from cluster.lifeline import Stopped
-from protocol.errors import DockyardError
+from protocol.errors import DockyardError, InvalidInput
+from protocol.home import default_home
 
 # Typer carries its own copy of click and does not export the root of its usage errors.
 _UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -168,4 +170,16 @@ def _refusal(error: OSError) -> SystemFailed:
     said = error.strerror or str(error) or type(error).__name__
     if error.filename is None:
         return SystemFailed(f"{type(error).__name__}: {said}")
-    return SystemFailed(f"{error.filename}: {said}", hint="is the path right, and may you use it?")
+    hint = "is the path right, and may you use it?"
+    if error.filename in STREAMS:
+        hint = "is there room where it goes?"
+    elif _is_state(error.filename):
+        hint = f"state lies below {default_home()}, to be a folder of yours: DOCKYARD_HOME names another"
+    return SystemFailed(f"{error.filename}: {said}", hint=hint)
+
+
+def _is_state(path: object) -> bool:
+    try:
+        return isinstance(path, str) and Path(path).is_relative_to(default_home())
+    except InvalidInput:  # no home, which is another matter
+        return False

@@ -15,6 +15,7 @@ import psutil
 import typer
 from typer.core import TyperCommand
 
+from cli.command_ends import check_timeout, lifetime_for, told
 from cli.console import JsonFlag, output, print_json, show
 from cli.environment import EnvOption, given_environment
 from cli.passing import passing_on
@@ -23,10 +24,11 @@ from cli.several import do_each
 from cluster.config import load_config
 from cluster.state import StateFolder
 from protocol.errors import ResourceShortage
-from sandbox import CommandResult, Sandbox, SandboxStatus, Snapshots, sandboxes
+from sandbox import Sandbox, SandboxStatus, Snapshots, sandboxes
+from sandbox.attached import AttachedSandbox
 from sandbox.audit import check_integrity, sweep
 from sandbox.audit_log import entries
-from sandbox.errors import InvalidArgument
+from sandbox.errors import InvalidArgument, SandboxError, SandboxGone
 from sandbox.layers import LayerWish
 from sandbox.limits import MIB, check_lifetime
 from sandbox.places import chosen_state_dir
@@ -62,7 +64,10 @@ def run_command(
     preset: PresetOption = None,
     gateway: GatewayOption = None,
     timeout_s: Annotated[
-        float | None, typer.Option("--timeout", min=0.1, help="Seconds. Default: the policy's, or 60.")
+        float | None,
+        typer.Option(
+            "--timeout", min=0.1, help="Seconds; the sandbox lives as long. Default: the policy's, or 60."
+        ),
     ] = None,
     memory_mb: Annotated[
         int | None, typer.Option(min=16, help="MiB; a writable layer in memory counts. Default: 512.")
@@ -104,6 +109,7 @@ def run_command(
     Example: dockyard sandbox run --keep ready -- "touch a"; dockyard sandbox run --snapshot ready -- ls
     """
     _check_memory(memory_mb)
+    check_timeout(timeout_s)
     state = _state()
     if keep is not None:
         Snapshots(state.sandboxes).check_new(keep)  # before what would be lost has been done
@@ -112,7 +118,7 @@ def run_command(
     with Sandbox.create(
         substrate=substrate, policy=policy, memory_mb=memory_mb, pids=pids,
         disk_mb=disk_mb, layer=layer, snapshot=snapshot, env=given_environment(env),
-        state_dir=state.sandboxes, toolkit=state.toolkit,
+        lifetime_s=lifetime_for(timeout_s, policy), state_dir=state.sandboxes, toolkit=state.toolkit,
     ) as box:  # fmt: skip
         asked = command if len(command) > 1 else command[0]
         watching = passing_on(is_wanted=not as_json)
@@ -120,7 +126,7 @@ def run_command(
             box.pause()
             box.resume()
         result = box.commands.run(asked, timeout_s=timeout_s, stdin=stdin, **watching)
-        exit_code = _told(result, as_json)
+        exit_code = told(result, box.ended, as_json)
         if keep is not None:
             box.snapshot(keep)
     return exit_code
@@ -146,6 +152,7 @@ def exec_command(
 
     Example: dockyard sandbox exec sbx-3f9a61c04be2d17 -- ls -l
     """
+    check_timeout(timeout_s)
     box = sandboxes.attach(id, state_dir=_state_dir())
     stdin = _standard_input() if with_stdin else b""
     asked = command if len(command) > 1 else command[0]
@@ -153,27 +160,18 @@ def exec_command(
     result = box.commands.run(
         asked, timeout_s=timeout_s, cwd=cwd, env=given_environment(env), stdin=stdin, **watching
     )
-    return _told(result, as_json)
+    return told(result, _ended(box) if result.reason in ("killed", "lost") else None, as_json)
 
 
-def _told(result: CommandResult, as_json: bool) -> int:
-    """Prints how a command ended, and returns what to exit with. Its output is there already, but in JSON."""
-    if as_json:
-        texts = {"stdout": result.stdout, "stderr": result.stderr}
-        rest = {k: v for k, v in asdict(result).items() if k not in ("stdout_bytes", "stderr_bytes")}
-        print_json({**rest, **texts})
-        if result.dropped_bytes:
-            typer.echo(
-                f"dockyard: {result.dropped_bytes} bytes of output are not in the JSON, beyond the policy's "
-                "`output_bytes` of each stream; without --json all of it is passed on",
-                err=True,
-            )
-    else:
-        if result.reason != "exit":
-            typer.echo(f"dockyard: ended by {result.reason} after {result.duration_ms:.0f} ms", err=True)
-        for denial in result.denials:
-            typer.echo(f"dockyard: {denial.limit} limit: {denial.detail}", err=True)
-    return result.exit_code if result.exit_code is not None else 1
+def _ended(box: AttachedSandbox) -> SandboxGone | None:
+    """Why it has, of which its owner tells nothing any more; None where it lives, or nobody knows."""
+    try:
+        sandboxes.info(box.id, state_dir=_state_dir())
+    except SandboxGone as gone:
+        return gone
+    except SandboxError:
+        return None
+    return None
 
 
 def _check_memory(memory_mb: int | None) -> None:
@@ -246,9 +244,19 @@ def set_timeout(
 
     Example: dockyard sandbox set-timeout sbx-3f9a61c04be2d17 600 --idle 60
     """
-    idle = "keep" if idle_s is None else idle_s or None
+    idle = "keep" if idle_s is None else _idle(idle_s)
     found = sandboxes.set_timeout(id, lifetime_s, idle_s=idle, state_dir=_state_dir())
     show(found.record(), as_json, lambda: _line(found))
+
+
+def _idle(seconds: float) -> float | None:
+    """InvalidArgument that says what the flag takes, which is more than the field."""
+    try:
+        check_lifetime(None, seconds or None)
+    except InvalidArgument as error:
+        hint = f"{error.hint}, or 0 for as long as it lives"
+        raise InvalidArgument(f"--idle {seconds:g} is out of range", hint=hint) from None
+    return seconds or None
 
 
 @app.command("kill")

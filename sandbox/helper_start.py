@@ -12,6 +12,7 @@ from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.privileged import trust
 
 PROGRAM = Path(__file__).parent / "privileged"
+_LONGEST_PLACE = 107 - len(".4194304")  # bytes; `sockaddr_un` (unix(7)), less the draft's suffix, a pid
 _UNIT = """[Unit]
 Description=Dockyard: cgroups, ids and networks for the sandboxes of %i
 
@@ -68,8 +69,22 @@ def run_helper(user: str, place: Path | None = None, bounds: Bounds = _UNBOUNDED
     if os.geteuid() != 0:
         raise UnsupportedError("the helper needs root", hint="start it as root, or by systemd (--unit)")
     check_surroundings()
+    check_place(place)
     command = helper_words(str(find_uid(user)), place, bounds)
     os.execve(command[0], command, {"PATH": trust.PROGRAMS})
+
+
+def check_place(place: Path | None) -> None:
+    """InvalidArgument where no socket can be made there, which the helper makes beside it first."""
+    if place is None:
+        return
+    if place.is_dir() or not place.parent.is_dir() or not os.access(place.parent, os.W_OK):
+        why, hint = "no socket can be made there", "name a file in a folder that is there, such as /run"
+    elif len(os.fsencode(place)) > _LONGEST_PLACE:
+        why, hint = "too long for a socket's address", f"use {_LONGEST_PLACE} bytes at most"
+    else:
+        return
+    raise InvalidArgument(f"--socket {place}: {why}", hint=hint)
 
 
 def check_surroundings() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sandbox.native.build import build
-from sandbox.places import default_state_dir, default_toolkit
+from sandbox.places import default_home, default_state_dir, default_toolkit
 from sandbox.toolkit import build_toolkit
 
 OWNER = """
@@ -206,3 +206,20 @@ def test_a_preset_is_a_policy_by_its_name():
     words = [sys.executable, "-m", "cli.main", "sandbox", "run", "--preset", "grader", "--", "echo made"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "made\n"), done.stderr
+
+
+def test_a_sandbox_lives_as_long_as_its_command_may_take_and_says_when_its_time_is_over():
+    command = [sys.executable, "-m", "cli.main", "sandbox", "run", "--timeout", "7200", "--", "sleep", "100"]
+    home = default_home()
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "DOCKYARD_HOME": str(home)}
+    ) as running:
+        status = None
+        while status is None:
+            found = dockyard(home, "list")[1]["sandboxes"]
+            status = next((each for each in found if each["owner_pid"] == running.pid), None)
+        assert status["lifetime_s"] > 7200
+        assert dockyard(home, "set-timeout", status["id"], "0.01")[0] == 0
+        _, told = running.communicate(timeout=60)
+    assert running.returncode == 137
+    assert "has reached the end of its lifetime (while it lives, `dockyard sandbox set-timeout" in told

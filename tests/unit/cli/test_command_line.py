@@ -148,6 +148,30 @@ def test_a_time_below_zero_is_told_its_range(seconds: list[str], capsys: pytest.
     assert ("SandboxNotFound" in told) == ("--" in seconds)  # which is looked for first
 
 
+@pytest.mark.parametrize("seconds", ["-1", "1e18", "nan"])
+def test_an_idle_time_out_of_range_is_told_all_that_the_flag_takes(
+    seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sandbox", "set-timeout", "sbx-000000000000000", "--idle", seconds]) == 2
+    assert "(use 0.001 to 2,592,000, or 0 for as long as it lives)" in said(capsys)
+
+
+@pytest.mark.parametrize("words", [["run"], ["exec", "sbx-000000000000000"]])
+@pytest.mark.parametrize("seconds", ["inf", "1e18"])
+def test_a_timeout_that_nothing_has_is_told_before_anything_is_made(
+    words: list[str], seconds: str, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sandbox", *words, "--timeout", seconds, "--", "true"]) == 2
+    assert "--timeout=" in said(capsys)
+    assert not (state / "sandbox").exists()
+
+
+def test_a_variable_without_a_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sandbox", "run", "--env", "=secret", "--", "true"]) == 2
+    told = said(capsys)
+    assert ("without a name" in told, "secret" in told) == (True, False)
+
+
 def test_machines_get_what_the_system_refuses_as_one_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,6 +181,7 @@ def test_machines_get_what_the_system_refuses_as_one_object(
     captured = capsys.readouterr()
     error = json.loads(captured.out)["error"]
     assert error["message"] == f"{tmp_path}/file/deployments: Not a directory"
+    assert "DOCKYARD_HOME" in error["hint"]
     assert "Traceback" not in captured.err
 
 

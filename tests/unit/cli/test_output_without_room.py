@@ -11,7 +11,7 @@ import pytest
 LIST = ("sandbox", "list")
 WRONG = ("sandbox", "info", "no-id")
 UNKNOWN = ("sandbox", "list", "--nope")
-NO_ROOM = "dockyard: SystemFailed: OSError: No space left on device\n"
+NO_ROOM = "dockyard: SystemFailed: standard output: No space left on device (is there room where it goes?)\n"
 
 
 def run(words: tuple[str, ...], home: Path, *, stdout: str = "", stderr: str = "") -> tuple[int, str]:

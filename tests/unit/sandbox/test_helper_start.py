@@ -125,6 +125,14 @@ def test_a_bound_that_bounds_nothing_is_refused(name: str, value: float):
         Bounds(**{name: value}).words()  # pyright: ignore[reportArgumentType]
 
 
+def test_a_place_where_no_socket_can_be_made_is_refused_before_it_starts(tmp_path: Path):
+    helper_start.check_place(None)
+    helper_start.check_place(tmp_path / "helper.sock")
+    for place in (tmp_path / "no" / "s", tmp_path, tmp_path / ("n" * 108)):
+        with pytest.raises(InvalidArgument, match=f"--socket {place}: "):
+            helper_start.check_place(place)
+
+
 def test_a_user_looks_where_it_listens(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("DOCKYARD_HELPER", raising=False)
     assert helper_socket(7) == Path("/run/dockyard/helper-7.sock")
