@@ -8,14 +8,14 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandbox.answers import MAX_FILE_BYTES, entry_of, result_of
 from sandbox.arguments import check_seconds, check_type, check_whole
 from sandbox.checking import checked
 from sandbox.door import Call, ask, understood
 from sandbox.entries import Entry
-from sandbox.errors import InvalidArgument
+from sandbox.errors import InvalidArgument, UnsupportedError
 from sandbox.feed import OnOutput, Stream, Watchers
 from sandbox.files import PATIENCE_S
 from sandbox.named import Named
@@ -69,7 +69,21 @@ class Line:
         return {"do": do, "id": self.id, "state_dir": str(self._state_dir), **words}
 
 
-class AttachedSandbox(Named):
+class _OwnersOnly(UnsupportedError, AttributeError):
+    """For `hasattr`, too, it is not there."""
+
+
+class _Attached(Named):
+    if not TYPE_CHECKING:  # a type checker is to see what there is
+
+        def __getattr__(self, name: str) -> None:
+            raise _OwnersOnly(
+                f"{type(self).__name__} has no {name!r}",
+                hint=f"it has what help({type(self).__name__}) says; the rest is for the owner's process",
+            )
+
+
+class AttachedSandbox(_Attached):
     """Made by `sandboxes.attach`. Thread-safe. Calls raise what the owner's raise; SandboxGone where
     it has ended, UnsupportedError where it does not answer."""
 
@@ -100,7 +114,7 @@ class AttachedSandbox(Named):
         self._line.ask("kill")
 
 
-class AttachedCommands:
+class AttachedCommands(_Attached):
     """`commands` of a sandbox of another process."""
 
     def __init__(self, line: Line) -> None:
@@ -157,7 +171,7 @@ class _Told:
             stream.give(None)
 
 
-class AttachedFiles:
+class AttachedFiles(_Attached):
     """`files` of a sandbox of another process; at most 16 MiB in one call."""
 
     def __init__(self, line: Line) -> None:

@@ -128,6 +128,7 @@ class Commands:
         argv = [self.shell, "-c", cmd] if isinstance(cmd, str) else list(cmd)
         call = Call(
             words=self._words(argv, cwd, env or {}, with_terminal=terminal is not None),
+            program=argv[0],
             about={} if self._log is None else of_argv(argv),
             terminal=terminal,
             stdin=text or b"",

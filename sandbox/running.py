@@ -38,6 +38,7 @@ SIGKILL = 9
 # How long init may take to end a command's processes before the sandbox as a whole is ended. A fork bomb
 # takes milliseconds; only processes stuck in the kernel, or an init starved of CPU, take this long.
 KILL_GRACE_NS = 10_000_000_000
+_MOST_SHOWN = 200  # characters of a name
 _MINDER_DIED_TEXT = (
     b"dockyard: the process that watches over this command was killed or stopped, so the command was ended\n"
 )
@@ -48,6 +49,7 @@ class Call:
     """What to run, checked. `stdin_stays_open`: more input may follow what is there."""
 
     words: bytes = field(repr=False)  # see `wire.exec_words`
+    program: str = field(repr=False)  # the first of them
     about: Mapping[str, object]  # what the audit log says of them
     terminal: TerminalSize | None
     stdin: bytes = field(repr=False)
@@ -306,7 +308,8 @@ class RunningCommand(Named):
             self._fail(not_started(value, self._channel.name))
         elif ending == Ending.FAILED_EXEC:
             # As a shell has it: 127 for a program that is not there, 126 for one that cannot be run.
-            self._tell(f"dockyard: cannot run the program: {os.strerror(value)}\n".encode())
+            program = repr(self._call.program[:_MOST_SHOWN])
+            self._tell(f"dockyard: cannot run the program {program}: {os.strerror(value)}\n".encode())
             self._resolve(self._result(127 if value == 2 else 126, "exit"))
         else:
             if ending == Ending.MINDER_DIED and self._verdict is None:

@@ -75,8 +75,11 @@ def _find_runtime(name: str | None, path: str | None) -> str:
     for candidate in RUNTIMES if name is None else (name,):
         if (found := shutil.which(candidate, path=path)) is not None:
             return found
-    wanted = " or ".join(RUNTIMES) if name is None else name
-    words, hint = f"substrate 'container' needs {wanted}", "apt-get install crun"
+    if name is None:
+        words, hint = f"substrate 'container' needs {' or '.join(RUNTIMES)}", "apt-get install crun"
+    else:
+        words = f"runtime={name!r} is no program of this host's PATH"
+        hint = f"install it, or leave it out for {' or '.join(RUNTIMES)}"
     raise UnsupportedError(words, capability="substrate container", hint=hint)
 
 

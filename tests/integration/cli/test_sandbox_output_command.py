@@ -109,7 +109,7 @@ def test_json_says_how_much_is_not_in_it(words: tuple[str, ...]) -> None:
 def test_a_program_that_is_not_there_is_said(words: tuple[str, ...]) -> None:
     done = subprocess.run([*words, "--", "/no/such", "word"], capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (127, b"")
-    assert done.stderr.endswith(b"dockyard: cannot run the program: No such file or directory\n")
+    assert done.stderr.endswith(b"dockyard: cannot run the program '/no/such': No such file or directory\n")
 
 
 def test_one_whose_output_is_closed_writes_to_no_other_file(words: tuple[str, ...]) -> None:

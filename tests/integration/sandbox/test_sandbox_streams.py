@@ -41,7 +41,8 @@ def test_streams_are_told_apart_and_bad_bytes_are_replaced(box):
 def test_a_program_that_cannot_be_run_is_told_too(box):
     err = []
     result = box.commands.run(["/no/such"], on_stderr=err.append)
-    assert "".join(err) == result.stderr == "dockyard: cannot run the program: No such file or directory\n"
+    told = "dockyard: cannot run the program '/no/such': No such file or directory\n"
+    assert "".join(err) == result.stderr == told
 
 
 def test_what_a_watcher_raises_ends_the_command(box):

@@ -183,8 +183,10 @@ def test_unknown_names_are_refused_with_the_known_ones():
 
 
 def test_a_missing_runtime_is_named():
-    with pytest.raises(UnsupportedError, match="needs no-such-runtime"):
+    """With how to have it, which is not another by name."""
+    with pytest.raises(UnsupportedError, match="runtime='no-such-runtime' is no program") as caught:
         find_runtime("no-such-runtime")
+    assert caught.value.hint == "install it, or leave it out for crun or runc"
 
 
 def test_a_container_without_root_has_one_id_and_hides_cgroups_from_crun():
