@@ -17,7 +17,7 @@ from sandbox.cpu_bound import cpu_bound
 from sandbox.doctor_egress import probe_egress, probe_routing
 from sandbox.guard.node import missing as missing_guard
 from sandbox.guard.node import shared_guard
-from sandbox.helper import hierarchies_of, shared_helper
+from sandbox.helper import asked_once, hierarchies_of, shared_helper
 from sandbox.layers.choice import choose
 from sandbox.limits import Asked, LimitName, Limits, settle
 from sandbox.ownership import Ownership
@@ -50,25 +50,26 @@ def probe(
     tools = default_toolkit(state) if toolkit is None else Path(toolkit).absolute()
     needed = (_static_init(), _toolkit(tools))
     lacking = [each.name for each in needed if each.status != "enforced"]
-    return (
-        *needed,
-        *(() if os.geteuid() == 0 else (_helper(state),)),
-        _user_namespaces(),
-        _overlay(),
-        _disk_layer(state),
-        _landlock(),
-        _apparmor(),
-        _guard(state),
-        _bubblewrap(),
-        *(_oci_runtime(name) for name in RUNTIMES),
-        *(_other_runtime(name) for name in _OTHER_RUNTIMES if shutil.which(name) is not None),
-        *(_cgroup(name, state) for name in cgroups.CONTROLLERS),
-        _socket_memory(state),
-        *(_substrate(name, state, tools, lacking) for name in SUBSTRATES),
-        _pausing(state, tools, lacking),
-        probe_egress(state, tools, lacking),
-        probe_routing(),
-    )
+    with asked_once(state):  # a silent helper would be waited for at each
+        return (
+            *needed,
+            *(() if os.geteuid() == 0 else (_helper(state),)),
+            _user_namespaces(),
+            _overlay(),
+            _disk_layer(state),
+            _landlock(),
+            _apparmor(),
+            _guard(state),
+            _bubblewrap(),
+            *(_oci_runtime(name) for name in RUNTIMES),
+            *(_other_runtime(name) for name in _OTHER_RUNTIMES if shutil.which(name) is not None),
+            *(_cgroup(name, state) for name in cgroups.CONTROLLERS),
+            _socket_memory(state),
+            *(_substrate(name, state, tools, lacking) for name in SUBSTRATES),
+            _pausing(state, tools, lacking),
+            probe_egress(state, tools, lacking),
+            probe_routing(),
+        )
 
 
 @finding("static init")

@@ -10,13 +10,14 @@ import struct
 import threading
 import time
 from array import array
-from contextlib import ExitStack, suppress
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sandbox import cgroups
-from sandbox.errors import CapacityError, StartError, error_of, is_shortage
+from sandbox.errors import CapacityError, StartError, error_of, is_shortage, translated
 from sandbox.forks import free
 from sandbox.passed import receive
 from sandbox.places import helper_socket
@@ -172,12 +173,19 @@ def shared_helper(state_dir: Path) -> Helper | None:
     """The connection of this process for this state directory, made at the first use and again when it has
     ended. None for root, who needs none, and for a user whom no helper serves. StartError where it
     refuses."""
-    if os.geteuid() == 0:
-        return None
-    state = cgroups.state_key(state_dir)
-    with _lock:
-        way = _ways.setdefault(state, _Way(state))
-    return way.helper()
+    return None if os.geteuid() == 0 else _way(state_dir).helper()
+
+
+@contextmanager
+def asked_once(state_dir: Path) -> Generator[None]:
+    """For whoever tries many things of a state directory: an attempt that fails in the block is the last in
+    it, of all threads, and its error is that of those who ask after it."""
+    way, token = _way(state_dir), object()
+    way.asked_once[token] = way.failure
+    try:
+        yield
+    finally:
+        del way.asked_once[token]
 
 
 class _Way:
@@ -188,23 +196,25 @@ class _Way:
         self._state = state
         self._lock = threading.Lock()  # guards what follows
         self._helper: Helper | None = None
-        self._failure: dict[str, Any] | None = None  # of the last attempt that failed, its error's record
+        self.failure: dict[str, Any] | None = None  # of the last attempt that failed, its error's record
+        self.asked_once = dict[object, dict[str, Any] | None]()  # what that was before each such block
 
     def helper(self) -> Helper | None:
         """As `shared_helper`."""
-        known = self._failure
+        known = self.failure
         with self._lock:
             if self._helper is not None and self._helper.has_ended():
                 self._helper.close()
                 self._helper = None
             if self._helper is None:
-                if self._failure is not None and self._failure is not known:
-                    raise error_of(self._failure)
+                is_new = any(self.failure is not each for each in (known, *self.asked_once.values()))
+                if self.failure is not None and is_new:
+                    raise error_of(self.failure)
                 try:
                     connection = _connect(helper_socket())
                     self._helper = connection and Helper(connection, self._state)
                 except (StartError, CapacityError) as error:
-                    self._failure = error.record()
+                    self.failure = error.record()
                     raise
             return self._helper
 
@@ -216,6 +226,12 @@ class _Way:
 
 _ways: dict[str, _Way] = {}
 _lock = threading.Lock()  # guards it
+
+
+def _way(state_dir: Path) -> _Way:
+    state = cgroups.state_key(state_dir)
+    with _lock:
+        return _ways.setdefault(state, _Way(state))
 
 
 def _leave() -> None:
@@ -236,10 +252,10 @@ def hierarchies_of(state_dir: Path) -> tuple[cgroups.Hierarchy, ...]:
 
 
 def _connect(place: Path) -> socket.socket | None:
-    """None where nobody listens, or it is not root who does. CapacityError where too many wait for it: Linux
-    refuses with EAGAIN whoever has a bound to his patience."""
+    """None where nobody listens, or it is not root who does. CapacityError where no descriptor is free, or too
+    many wait for it: Linux refuses with EAGAIN whoever has a bound to his patience."""
     give_up_s = time.monotonic() + _PATIENCE_S
-    with ExitStack() as on_failure:
+    with translated("asking the helper"), ExitStack() as on_failure:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         on_failure.callback(connection.close)
         connection.settimeout(_PATIENCE_S)
@@ -251,7 +267,9 @@ def _connect(place: Path) -> socket.socket | None:
                 if time.monotonic() > give_up_s:
                     raise CapacityError("too many wait for the helper", hint="try again") from error
                 time.sleep(_RETRY_S)
-            except OSError:
+            except OSError as error:
+                if is_shortage(error):
+                    raise
                 return None
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         if _PEER.unpack(peer)[1] != 0:

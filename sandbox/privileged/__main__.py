@@ -27,6 +27,9 @@ def main(user: str, *words: str) -> None:
     """Serves until SIGTERM or Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: sys.exit())
+    # Whoever closes a socket last may have to wait for its content, until he is interrupted.
+    signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or nobody would learn how `ip` has ended
     os.umask(0o022)
     os.environ.clear()

@@ -36,7 +36,7 @@ def _check_user_namespace(namespace: int, uid: int) -> None:
         (maker,) = struct.unpack("=I", ioctl(namespace, _OWNER_OF, bytes(4)))
         parent = ioctl(namespace, _PARENT_OF)
         is_child = os.path.samestat(os.fstat(parent), Path("/proc/self/ns/user").stat())
-    except OSError:  # of PARENT_OF: it is our own
+    except PermissionError:  # of PARENT_OF: it is our own
         is_child = False
     finally:
         for fd in {namespace, parent} - {-1}:

@@ -1,11 +1,10 @@
-"""The host end of a veth into a namespace that a user has made, and the egress programs there and at a
-cgroup. What is inside of the namespace is the user's to set up."""
+"""A veth into a user's namespace, whose inside is his: its host end, and programs there and at a cgroup."""
 
 import os
 import secrets
 import socket
 import subprocess
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from ctypes import CDLL, c_char_p, c_int, c_uint32, c_uint64, c_void_p, get_errno
 from pathlib import Path
 
@@ -27,8 +26,11 @@ class Programs:
         library.bpf_map_delete_elem.argtypes = (c_int, c_char_p)
         self._denials, self._homes = dict[bytes, bytes](), dict[str, bytes]()  # of each link the map's key
         self._object = c_void_p(library.bpf_object__open_file(os.fsencode(file), None))
-        self._check(library.bpf_object__load(self._object) if self._object else -1, "load the programs")
-        self.deny(denials)
+        with ExitStack() as on_failure:  # upon which whoever asked may ask again, without end
+            on_failure.callback(self.close)
+            self._check(library.bpf_object__load(self._object) if self._object else -1, "load the programs")
+            self.deny(denials)
+            on_failure.pop_all()
 
     def close(self) -> None:
         """Lets go of all that is not attached."""

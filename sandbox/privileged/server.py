@@ -111,8 +111,7 @@ class Caller:
     def _link(self, sandbox: str, namespace: int) -> _Answer:
         adoption.check_network(namespace, self._uid)
         self.programs = self.programs or Programs(self._node.file, self._node.denials)
-        place = self._node.tops[0] / self.state / sandbox
-        group = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        group = os.open(self._node.tops[0] / self.state / sandbox, os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             self.programs.guard(group)
         finally:

@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from sandbox.privileged.denials import NUMBERS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root runs the helper")
 
+OBJECT = str(PROGRAM.parent / "egress" / "egress.bpf.o")
 Make = Callable[[], tuple[str, int, int]]
 
 
@@ -27,7 +29,7 @@ def uplink() -> Iterator[int]:
 
 @pytest.fixture
 def programs() -> Iterator[networks.Programs]:
-    one = networks.Programs(str(PROGRAM.parent / "egress" / "egress.bpf.o"), {})
+    one = networks.Programs(OBJECT, {})
     yield one
     one.close()
 
@@ -63,6 +65,14 @@ def draw(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
         return next(left)
 
     monkeypatch.setattr(secrets, "choice", choice)
+
+
+def test_nothing_stays_of_programs_that_refuse_their_denials():
+    """Whoever asked may ask again, without end."""
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with pytest.raises(OSError, match="write to denied"):
+        networks.Programs(OBJECT, {b"\xff" * 20: bytes(136)})  # of a prefix that is longer than an address
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 def test_a_link_whose_address_is_anothers_draws_again(

@@ -5,7 +5,9 @@ import json
 import os
 import resource
 import select
+import signal
 import socket
+import struct
 import subprocess
 import sys
 from array import array
@@ -17,6 +19,7 @@ from ordinary_user import NOBODY, User, groups_of_user, said, user
 from sandbox_internet import wait_until
 
 from sandbox.helper_start import PROGRAM
+from sandbox.privileged import adoption
 from sandbox.privileged.server import Caller
 from sandbox.processes import find_process
 
@@ -274,6 +277,52 @@ def test_who_comes_while_no_descriptor_is_free_waits_and_others_are_served(user:
             assert not select.select([late], [], [], 0.1)[0]
             resource.prlimit(helper.pid, resource.RLIMIT_NOFILE, (1024, 1024))
             assert json.loads(late.recv(4096))["refused"] == "foreign"
+
+
+def test_a_socket_that_waits_for_its_content_when_it_is_closed_holds_up_nobody(user: User):
+    """Of those that a record brings, the helper is the last owner."""
+    with ExitStack() as kept:
+        helper = kept.enter_context(user.helped())
+        one, other = (kept.enter_context(connected(user)) for _ in range(2))
+        listener = kept.enter_context(socket.create_server(("127.0.0.1", 0)))
+        helper.send_signal(signal.SIGSTOP)
+        try:
+            for _ in range(3):
+                with lingering(listener) as slow:
+                    socket.send_fds(one, [b"{}"], [slow.fileno()])
+        finally:
+            helper.send_signal(signal.SIGCONT)
+        assert [answered(other), answered(one)] == ["foreign"] * 2
+
+
+def lingering(listener: socket.socket) -> socket.socket:
+    """To one who does not read."""
+    slow = socket.create_connection(listener.getsockname())
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 600))
+    slow.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            slow.send(bytes(1 << 20))
+    return slow
+
+
+def test_a_want_of_descriptors_makes_nobody_a_strangers():
+    """It is told as what it is."""
+    with subprocess.Popen(["unshare", "--user", "sleep", "600"]) as process:
+        try:
+            wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+            folder = os.open(f"/proc/{process.pid}", os.O_PATH | os.O_DIRECTORY)
+            assert adoption.checked_pid(folder, 0) == process.pid
+            before = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (first_free(os.getpid()), before[1]))
+            try:
+                with pytest.raises(OSError, match="Too many open files"):
+                    adoption.checked_pid(folder, 0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            os.close(folder)
+        finally:
+            process.kill()
 
 
 def test_one_connection_too_many_is_closed_and_those_before_it_are_served(user: User):

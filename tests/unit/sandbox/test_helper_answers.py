@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,36 @@ def test_who_waits_for_a_helper_that_does_not_answer_waits_once(
         each.close()
 
 
+def test_who_tries_many_things_asks_a_silent_helper_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """On all threads. What failed before is tried again, and so it is behind it."""
+    monkeypatch.setattr(helper, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(helper.os, "geteuid", lambda: 1)
+    ends = list[socket.socket]()
+
+    def connect(place: Path) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ends.append(theirs)
+        return ours
+
+    monkeypatch.setattr(helper, "_connect", connect)
+
+    def ask() -> None:
+        with pytest.raises(StartError, match="timed out"):
+            helper.shared_helper(tmp_path)
+
+    ask()
+    with helper.asked_once(tmp_path):
+        ask()
+        with ThreadPoolExecutor(3) as threads:
+            for each in [threads.submit(ask) for _ in range(9)]:
+                each.result()
+    assert len(ends) == 2
+    ask()
+    assert len(ends) == 3
+    for each in ends:
+        each.close()
+
+
 @contextmanager
 def free_descriptors(number: int) -> Generator[None]:
     """No more than these."""
@@ -242,3 +273,10 @@ def test_one_before_whom_too_many_wait_is_no_helper_that_is_not_there(
             assert os.geteuid() != 0, "who listens is root"
         else:
             connection.close()
+
+
+def test_one_for_whom_no_descriptor_is_left_to_ask_it_is_told_so(tmp_path: Path):
+    with free_descriptors(0), pytest.raises(CapacityError, match="asking the helper: Too many open files"):
+        helper._connect(tmp_path / "helper")
+    with free_descriptors(1):
+        assert helper._connect(tmp_path / "helper") is None
