@@ -281,7 +281,7 @@ class Channel:
         no longer ours to talk to."""
         for _ in range(_MAX_EVENTS):
             try:
-                data, fds, _ = receive(self._socket, FRAME_BYTES + 1, flags=socket.MSG_DONTWAIT)
+                data, fds, is_cut = receive(self._socket, FRAME_BYTES + 1, flags=socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return True
             except OSError:
@@ -289,7 +289,7 @@ class Channel:
             try:
                 if not data:
                     return False
-                self._dispatch(decode(data, fds))
+                self._dispatch(decode(data, fds, is_cut))
             except (ValueError, OverflowError):
                 return False
             finally:

@@ -76,7 +76,10 @@ class _Reply:
         number = decode_done(frame)
         if self._open.acquire(blocking=False):
             self.host.finish()
-            self.future.set_result((number, frame.fds.pop() if frame.fds else -1))
+            if frame.is_cut:
+                self.future.set_exception(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            else:
+                self.future.set_result((number, frame.fds.pop() if frame.fds else -1))
         return True
 
     def on_lost(self) -> None:
@@ -379,7 +382,9 @@ class Files:
             raise
         if not sent:
             reply.on_lost()
-        if (answer := _awaited(reply.future)) is None:
+        with translated(f"{place}: taking what the sandbox has opened", sandbox_id=self._channel.name):
+            answer = _awaited(reply.future)
+        if answer is None:
             raise self._host.gone() or SandboxGone(
                 "the sandbox is gone", reason="lost", sandbox_id=self._channel.name
             )

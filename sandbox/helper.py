@@ -252,8 +252,8 @@ def hierarchies_of(state_dir: Path) -> tuple[cgroups.Hierarchy, ...]:
 
 
 def _connect(place: Path) -> socket.socket | None:
-    """None where nobody listens, or it is not root who does. CapacityError where no descriptor is free, or too
-    many wait for it: Linux refuses with EAGAIN whoever has a bound to his patience."""
+    """None where nobody listens, or it is not root who does. CapacityError where no descriptor is free, or
+    too many wait for it: Linux refuses with EAGAIN whoever has a bound to his patience."""
     give_up_s = time.monotonic() + _PATIENCE_S
     with translated("asking the helper"), ExitStack() as on_failure:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)

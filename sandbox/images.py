@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from sandbox.drafts import discard, discard_left
 from sandbox.errors import InvalidArgument, UnsupportedError
-from sandbox.host_tree import remove_tree
 from sandbox.listings import age_s, list_folder
 from sandbox.places import SUPERSEDED_S, make_folder
 
@@ -161,12 +161,13 @@ def _make_skeleton(skeleton: Path, init: Path) -> None:
     """Makes it beside its place and moves it there: no one ever sees half of it, and the first of two makers
     wins."""
     make_folder(skeleton.parent, 0o700)  # or others would put files into every /tmp, by the skeleton's
+    discard_left()
     draft = Path(tempfile.mkdtemp(prefix=f"draft-{os.getpid()}-", dir=skeleton.parent))
     try:
         _fill_skeleton(draft, init)
         draft.rename(skeleton)
     except OSError:
-        remove_tree(draft)
+        discard(draft)
         if not skeleton.is_dir():
             raise
 

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from sandbox.arguments import check_type
 from sandbox.audit_log import SandboxLog
+from sandbox.drafts import discard, discard_left
 from sandbox.errors import CapacityError, FileTooLarge, InvalidArgument, SandboxError, UnsafePath
 from sandbox.forks import kept_from_children
-from sandbox.host_tree import remove_tree
 from sandbox.listings import list_folder
 from sandbox.places import INIT_BINARY, check_open, chosen_state_dir, make_folder
 from sandbox.processes import ProcessKey
@@ -173,7 +173,7 @@ class Snapshots:
         log.note("delete_snapshot", name=name)  # in any case: it makes room on a disk that is full
         with suppress(InvalidArgument), _open_tree(doomed) as fd:
             fcntl.flock(fd, fcntl.LOCK_EX)
-        remove_tree(doomed)
+        discard(doomed)
         return True
 
     def check_new(self, name: str) -> None:
@@ -212,6 +212,7 @@ class Snapshots:
         """A draft with the layer in `tree`, and what will be known of it; gone with the block, unless it has
         been moved. Raises as `keep` does."""
         make_folder(self._directory, 0o700)
+        discard_left()
         draft = Path(tempfile.mkdtemp(prefix=_draft_prefix(), dir=self._directory))
         try:
             (draft / "tree").mkdir()
@@ -225,7 +226,7 @@ class Snapshots:
             yield draft, about
         finally:
             if draft.exists():
-                remove_tree(draft)
+                discard(draft)
 
     def _draft_path(self) -> Path:
         return self._directory / f"{_draft_prefix()}{secrets.token_hex(6)}"

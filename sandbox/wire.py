@@ -66,13 +66,15 @@ class Trouble(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One message from a sandbox. `kind` stays a plain number: an unknown one is the receiver's to refuse.
-    `fds` came with it; whoever wants one takes it out of the list, and the reader closes the rest."""
+    `fds` came with it; whoever wants one takes it out of the list, and the reader closes the rest. `is_cut`:
+    there were more, for which this process has none free."""
 
     id: int
     kind: int
     first: int = 0
     second: int = 0
     fds: list[int] = field(default_factory=list[int])
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,12 @@ def encode(id: int, kind: Kind, first: int = 0, second: int = 0, path: str = "")
     return _FRAME.pack(id, kind, first, second) + b"\0".join(paths)
 
 
-def decode(data: bytes, fds: list[int]) -> Frame:
+def decode(data: bytes, fds: list[int], is_cut: bool = False) -> Frame:
     """What a sandbox sent. Raises ValueError on what no honest init sends; `fds` stay the caller's then."""
     if len(data) != FRAME_BYTES:
         raise ValueError(f"a message of {len(data)} bytes from a sandbox")
     id, kind, first, second = _FRAME.unpack(data)
-    return Frame(id, kind, first, second, fds)
+    return Frame(id, kind, first, second, fds, is_cut)
 
 
 def check_size(size: object) -> None:

@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sandbox_places import no_descriptor_left
 
 from sandbox import Sandbox
-from sandbox.errors import FileError, FileMissing, FileTooLarge, InvalidArgument, NoSpace, UnsafePath
+from sandbox.errors import (
+    CapacityError,
+    FileError,
+    FileMissing,
+    FileTooLarge,
+    InvalidArgument,
+    NoSpace,
+    UnsafePath,
+)
 from sandbox.wire import Kind
 
 
@@ -347,3 +356,12 @@ def test_what_is_filled_as_it_is_emptied_holds_nobody_up(box: Sandbox, monkeypat
     with suppress(FileMissing):
         box.files.remove("d")
     assert not box.files.exists("d")
+
+
+def test_what_no_descriptor_is_free_for_is_a_shortage_of_this_hosts(box: Sandbox):
+    """Not a fault of the sandbox, which has opened it."""
+    box.files.write("there", "text")
+    with no_descriptor_left(), pytest.raises(CapacityError, match="Too many open files") as caught:
+        box.files.read("there")
+    assert caught.value.sandbox_id == box.id
+    assert box.files.read("there") == b"text"

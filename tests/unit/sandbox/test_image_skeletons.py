@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from sandbox_places import no_descriptor_left
 
 from sandbox import audit
 from sandbox.audit import leftovers, sweep
@@ -48,6 +49,17 @@ def test_skeletons_of_old_keys_are_swept_a_day_later(init: Path, toolkit: Path, 
     assert [each.name for each in sweep(state)] == [str(old)]
     assert [path.name for path in (state / "images").iterdir()] == [new.name]
     assert sweep(state) == ()
+
+
+def test_a_draft_that_no_descriptor_was_free_to_remove_goes_before_the_next(
+    init: Path, toolkit: Path, tmp_path: Path
+):
+    state = tmp_path / "state"
+    with no_descriptor_left(), pytest.raises(OSError, match="Too many open files"):
+        prepare_image("host", state_dir=state, init=init, toolkit=toolkit)
+    assert [path.name[:6] for path in (state / "images").iterdir()] == ["draft-"]
+    skeleton = prepare_image("host", state_dir=state, init=init, toolkit=toolkit).skeleton
+    assert [*(state / "images").iterdir()] == [skeleton]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
