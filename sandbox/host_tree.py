@@ -119,11 +119,12 @@ def remove_tree(root: Path) -> None:
     except NotADirectoryError:
         with suppress(OSError):
             root.unlink()
-    except OSError:  # it is not empty, say
-        with suppress(OSError):
-            _open_up(root)
-            _empty(root)
-            root.rmdir()
+    except OSError as error:
+        if not _is_mount(error):
+            with suppress(OSError):
+                _open_up(root)
+                _empty(root)
+                root.rmdir()
 
 
 def _empty(root: Path) -> None:
@@ -156,11 +157,17 @@ def _clear(fd: int) -> list[str]:
     for name, is_directory in found:
         try:
             (os.rmdir if is_directory else os.unlink)(name, dir_fd=fd)
-        except OSError:
+        except OSError as error:
             with suppress(OSError):
-                _open_up(name, fd)
-                left.append(name)
+                if not _is_mount(error):
+                    _open_up(name, fd)
+                    left.append(name)
     return left
+
+
+def _is_mount(error: OSError) -> bool:
+    """Of removing a directory, which the kernel says before it looks whether that is empty."""
+    return error.errno == errno.EBUSY
 
 
 def _open_up(name: Path | str, above: int | None = None) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -169,6 +170,28 @@ def test_a_tree_goes_however_deep_or_closed_it_is(open_place: Path):
     finally:
         os.seteuid(os.getuid())
     assert not tree.exists()
+
+
+MOUNTED = r"""
+mount --bind "$1/outside" "$1/tree/above" && mount --bind "$1/outside" "$1/tree/inner/below" &&
+mount --bind "$1/outside" "$1/mounted" && exec "$2" -c '
+import sys; from pathlib import Path; from sandbox.host_tree import remove_tree
+remove_tree(Path(sys.argv[1], "tree")); remove_tree(Path(sys.argv[1], "mounted"))' "$1"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_no_mount_is_entered_when_a_tree_is_removed(tmp_path: Path):
+    for each in ("outside/inner", "tree/above", "tree/inner/below", "tree/gone/below", "mounted"):
+        (tmp_path / each).mkdir(parents=True)
+    kept = [tmp_path / "outside" / "file", tmp_path / "outside" / "inner" / "file"]
+    for each in kept:
+        each.touch()
+    words = ["unshare", "--mount", "sh", "-c", MOUNTED, "sh", str(tmp_path), sys.executable]
+    subprocess.run(words, check=True)
+    assert all(each.exists() for each in kept)
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("tree/**/*")}
+    assert left == {"tree/above", "tree/inner", "tree/inner/below"}
 
 
 def test_no_link_is_followed_when_a_tree_is_removed(tmp_path: Path):
