@@ -223,7 +223,7 @@ def _piece_of(piece: list[Any]) -> tuple[int, bytes]:
     number, data = piece
     if number not in (0, 1):
         raise ValueError("of no stream")
-    return number, b64decode(data)
+    return int(number), b64decode(data)
 
 
 def _entries_of(answer: Any) -> tuple[Entry, ...]:

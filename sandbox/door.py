@@ -140,7 +140,7 @@ class Door:
             connection.settimeout(0)
             return {"ok": self._answer(request, caller.has_left, caller.tell)}
         except SandboxError as error:
-            return {"error": error.record()}
+            return {"error": _with_whose(error)}
         except Exception as error:  # a request that is none; the next one is another's
             words = f"no request that is understood: {type(error).__name__}"  # and not what of it
             return {"error": SandboxError(words).record()}
@@ -379,6 +379,14 @@ def _check_peer(connection: socket.socket) -> None:
 
 def _packed(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value).encode() + b"\n"
+
+
+def _with_whose(error: SandboxError) -> dict[str, Any]:
+    """Its record. Whoever asks would look for a want of this process's in his own."""
+    record = error.record()
+    if isinstance(error, CapacityError):
+        record["message"] = f"in process {os.getpid()}, which owns the sandbox: {error.message}"
+    return record
 
 
 def _answer_of(line: bytes) -> dict[str, Any]:

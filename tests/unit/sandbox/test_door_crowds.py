@@ -11,7 +11,7 @@ import pytest
 from forked_process import forked
 from sandbox_places import no_descriptor_left
 
-from sandbox.door import Door, ask
+from sandbox.door import Door, HasLeft, Request, Tell, ask
 from sandbox.door_names import name_of
 from sandbox.errors import CapacityError
 from sandbox.processes import ProcessKey, find_process
@@ -65,3 +65,15 @@ def test_one_who_has_no_descriptor_to_ask_by_is_told_so(owner: ProcessKey):
     with no_descriptor_left(), pytest.raises(CapacityError, match="Too many open files"):
         ask(owner, {})
     assert ask(owner, {}) == "hello"
+
+
+def test_a_want_of_the_owners_is_told_as_his():
+    def refuse(request: Request, has_left: HasLeft, tell: Tell) -> object:
+        raise CapacityError("Too many open files", hint="raise `ulimit -n`")
+
+    with forked(Door(refuse).open) as pid:
+        owner = find_process(pid)
+        assert owner is not None
+        with pytest.raises(CapacityError, match=f"in process {pid}, which owns .*: Too many") as caught:
+            ask(owner, {})
+        assert (caught.value.hint, caught.value.retryable) == ("raise `ulimit -n`", True)
