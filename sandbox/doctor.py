@@ -15,6 +15,7 @@ from sandbox import cgroups
 from sandbox.capability import Capability, Status, finding
 from sandbox.cpu_bound import cpu_bound
 from sandbox.doctor_egress import probe_egress, probe_routing
+from sandbox.errors import UnsupportedError
 from sandbox.guard.node import missing as missing_guard
 from sandbox.guard.node import shared_guard
 from sandbox.helper import asked_once, hierarchies_of, shared_helper
@@ -153,7 +154,7 @@ def _disk_layer(state: Path) -> Capability:
     title = "layer on disk"
     try:
         kind = choose("disk", state)
-    except DockyardError as error:
+    except UnsupportedError as error:
         cost = "what sandboxes write lies in memory and counts as theirs; layer='disk' is refused"
         fix = "run as root where loop devices are, or on a file system mounted with prjquota"
         return Capability(title, "missing", error.message, cost, fix)

@@ -11,6 +11,7 @@ import os
 import threading
 from pathlib import Path
 
+from sandbox.errors import is_shortage
 from sandbox.forks import free_in_children
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -24,7 +25,7 @@ _copies: dict[str, tuple[_Version, int | None]] = {}  # by path; descriptors sta
 
 def sealed_copy(program: str) -> int | None:
     """A descriptor of it, which stays this process's; None where the kernel runs no files in memory. OSError
-    where the program cannot be read."""
+    where the program cannot be read, or no descriptor is free."""
     info = Path(program).stat()
     version = info.st_ino, info.st_mtime_ns, info.st_size
     with _lock:
@@ -36,8 +37,10 @@ def sealed_copy(program: str) -> int | None:
 def _copy(program: str) -> int | None:
     try:
         fd = _memory_file()
-    except OSError:  # of a kernel that is told to run none
-        return None
+    except OSError as error:
+        if is_shortage(error):
+            raise
+        return None  # of a kernel that is told to run none
     try:
         with Path(program).open("rb") as source:
             while os.sendfile(fd, source.fileno(), None, 1 << 30):

@@ -4,10 +4,13 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from functools import cache
 from pathlib import Path
 
 _NAMES = ("libbpf.so.1",)
+_MOST_DESCRIPTORS = 64  # that are open at a time while an object of ours is loaded, with some to spare
 _ALLOW_MULTI = 2  # beside programs of groups above, all of which must agree
 _TC_POINTS, _TCX_KINDS = (1, 2), (46, 47)  # what comes in, what goes out
 
@@ -59,14 +62,24 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
 }
 
 
+@cache
 def load_library() -> ctypes.CDLL:
     """libbpf with its functions declared. OSError when it is not installed."""
+    _check_descriptors()
     library = ctypes.CDLL(_NAMES[0], use_errno=True)
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     library.libbpf_set_print(None)  # it would print to our standard error
     return library
+
+
+def _check_descriptors() -> None:
+    """OSError (EMFILE) where too few are free. libbpf tries what the kernel can, and takes a trial that had
+    none for what it cannot, as long as the process lives."""
+    with ExitStack() as taken:
+        for _ in range(_MOST_DESCRIPTORS):
+            taken.callback(os.close, os.open("/", os.O_PATH | os.O_CLOEXEC))
 
 
 class BpfObject:
@@ -76,6 +89,7 @@ class BpfObject:
     def __init__(self, path: Path) -> None:
         """Loads it; some ten milliseconds. OSError when the kernel refuses."""
         self._library = load_library()
+        _check_descriptors()
         self._links: list[int] = []
         self._object = self._library.bpf_object__open_file(os.fsencode(path), None)
         if not self._object:

@@ -17,7 +17,14 @@ from sandbox.egress.libbpf import load_library
 from sandbox.egress.resolver import Resolver
 from sandbox.egress.rules import EVERY_PORT, Ports, Rule, own_prefixes, prefix_of
 from sandbox.egress.trunk import Trunk
-from sandbox.errors import CapacityError, InvalidArgument, StartError, UnsupportedError, is_shortage
+from sandbox.errors import (
+    CapacityError,
+    InvalidArgument,
+    StartError,
+    UnsupportedError,
+    is_shortage,
+    telling_shortage,
+)
 from sandbox.forks import close_left, free, leave_in_children
 from sandbox.places import EGRESS_OBJECT
 from sandbox.policy import Network
@@ -50,7 +57,8 @@ def check() -> None:
         )
     namespaces.check_tools()
     try:
-        load_library()
+        with telling_shortage("loading libbpf"):
+            load_library()
     except OSError as error:
         raise UnsupportedError(
             f"a sandbox with a network needs libbpf: {error}",
@@ -257,10 +265,12 @@ def shared_egress(state_dir: Path) -> Egress:
 
 
 def first_nameserver(file: Path = _RESOLVERS_FILE) -> tuple[str, int] | None:
-    """Of a resolv.conf; None where it names none."""
+    """Of a resolv.conf; None where it names none. OSError for want of a descriptor: it is read once."""
     try:
         lines = file.read_text().splitlines()
-    except OSError:
+    except OSError as error:
+        if is_shortage(error):
+            raise
         return None
     found = (line.split() for line in lines)
     return next(((words[1], 53) for words in found if len(words) > 1 and words[0] == "nameserver"), None)

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from sandbox.egress.libbpf import BpfObject
+from sandbox.errors import telling_shortage
 from sandbox.forks import free_in_children
 from sandbox.places import GUARD_OBJECT
 from sandbox.refusals import Attempt, Counts, Deed
@@ -74,7 +75,8 @@ class Guard:
 def _attempt(uid: int) -> "tuple[Guard | None, str]":
     del uid  # who has dropped root has none
     try:
-        return Guard(), ""
+        with telling_shortage("loading the guard's programs"):
+            return Guard(), ""
     except OSError as error:
         return None, error.strerror or str(error)
 
@@ -84,13 +86,14 @@ free_in_children(_lock)
 
 
 def shared_guard() -> Guard | None:
-    """The one of this process, made at the first use; None where this host does not have it."""
+    """The one of this process, made at the first use; None where this host does not have it. CapacityError
+    where this process is out of something for now, by which the host is not to be known."""
     with _lock:
         return _attempt(os.geteuid())[0]
 
 
 def missing() -> str:
-    """Why there is no guard here; empty where there is."""
+    """Why there is no guard here; empty where there is. CapacityError as above."""
     with _lock:
         return _attempt(os.geteuid())[1]
 

@@ -45,7 +45,8 @@ class Mechanism(Protocol):
 
     def missing(self, state_dir: Path) -> str:
         """Why this host cannot make such layers for sandboxes of this state directory, found by making one;
-        empty when it can. Milliseconds, the second time nothing."""
+        empty when it can. Milliseconds, the second time nothing. OSError, CapacityError where there is no
+        room to find out: only what the host lacks is remembered."""
         ...
 
     def make(self, state_dir: Path, sandbox_id: str, size: LayerSize) -> Layer:

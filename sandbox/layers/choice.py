@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import get_args
 
-from sandbox.errors import InvalidArgument, UnsupportedError
+from sandbox.errors import InvalidArgument, UnsupportedError, telling_shortage
 from sandbox.layers.base import LayerKind, LayerWish, Mechanism
 from sandbox.layers.image import ImageLayers
 from sandbox.layers.memory import MemoryLayers
@@ -22,8 +22,8 @@ def choose(wish: LayerWish, state_dir: Path) -> LayerKind:
     """The kind that is made. `auto` is memory: it costs a create nothing and needs nothing of the host (see
     docs/decisions).
 
-    Raises InvalidArgument for an unknown wish, and UnsupportedError, with what this host lacks, for one that
-    it cannot fulfil.
+    Raises InvalidArgument for an unknown wish, UnsupportedError, with what this host lacks, for one that it
+    cannot fulfil, and CapacityError where it has no room to find out.
     """
     if wish in ("auto", "memory"):
         return "memory"
@@ -32,7 +32,8 @@ def choose(wish: LayerWish, state_dir: Path) -> LayerKind:
         raise InvalidArgument(f"layer={wish!r} is unknown", hint=f"use one of {known}")
     reasons: list[str] = []
     for kind in _ON_DISK if wish in ("disk", "disk-first") else (wish,):
-        reason = MECHANISMS[kind].missing(state_dir)
+        with telling_shortage("trying a layer on disk"):
+            reason = MECHANISMS[kind].missing(state_dir)
         if not reason:
             return kind
         reasons.append(reason)

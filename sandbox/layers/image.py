@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sandbox import cgroups
-from sandbox.errors import CapacityError
+from sandbox.errors import CapacityError, is_shortage
 from sandbox.forks import close_left, leave_in_children
 from sandbox.layers import loops, mounts
 from sandbox.layers.base import Layer, LayerSize
@@ -68,7 +68,7 @@ class ImageLayers:
     def make(self, state_dir: Path, sandbox_id: str, size: LayerSize) -> Layer:
         """One from stock, or a new one. CapacityError where the disk has no room for all of it."""
         del sandbox_id  # it has no name
-        _check_room(state_dir, size)
+        check_room(state_dir, size)
         return self._pool(state_dir, size).claim()
 
     def remove(self, layer: Layer) -> None:
@@ -107,9 +107,12 @@ def _attempt(state_dir: Path) -> str:
         return "a layer in a file needs root"
     if shutil.which("mke2fs") is None:
         return "mke2fs is not there: apt-get install e2fsprogs"
+    check_room(state_dir, _TRIAL)
     try:
         _make(state_dir, _TRIAL).let_go()
     except OSError as error:
+        if is_shortage(error):
+            raise
         return f"a loop device with ext4: {error.strerror or error}"
     except CapacityError as error:
         return error.message
@@ -177,7 +180,8 @@ def _copy_sparse(source: int, target: int) -> None:
             start += os.copy_file_range(source, target, stop - start, start, start)
 
 
-def _check_room(state_dir: Path, size: LayerSize) -> None:
+def check_room(state_dir: Path, size: LayerSize) -> None:
+    """CapacityError where the disk has less free than all of it."""
     disk = os.statvfs(place(state_dir))
     free = disk.f_bavail * disk.f_frsize
     if free < _file_bytes(size):

@@ -15,11 +15,11 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from sandbox.errors import CapacityError
+from sandbox.errors import CapacityError, is_shortage
 from sandbox.host_tree import remove_tree
 from sandbox.layers import mounts
 from sandbox.layers.base import Layer, LayerSize
-from sandbox.layers.image import place
+from sandbox.layers.image import check_room, place
 
 # From linux/fs.h: struct fsxattr, and the flag that children inherit.
 _GET_ATTRIBUTES, _SET_ATTRIBUTES = 0x801C581F, 0x401C5820
@@ -84,16 +84,17 @@ def remove_directory(directory: Path) -> None:
 def _attempt(state_dir: Path) -> str:
     if os.geteuid() != 0:
         return "a project quota needs root"
+    check_room(state_dir, LayerSize(4 * _TRIAL_BYTES, 16))  # or a full disk would be taken for a quota
     directory = place(state_dir) / f"draft-{os.getpid()}-{secrets.token_hex(4)}"
     directory.mkdir(mode=0o700)
     try:
         _limit(directory, _draw_project(directory), _TRIAL_BYTES, 16)
         is_bounded = _is_bounded(directory / "file")
     except OSError as error:
+        if is_shortage(error):
+            raise
         why = "it is not mounted with prjquota" if error.errno == errno.ESRCH else error.strerror
         return f"no project quota on the file system of {state_dir}: {why}"
-    except CapacityError as error:
-        return error.message
     finally:
         remove_directory(directory)
     return (

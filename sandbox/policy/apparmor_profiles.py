@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from sandbox.errors import StartError
+from sandbox.errors import StartError, is_shortage
 from sandbox.listings import list_folder
 from sandbox.places import make_folder
 from sandbox.policy.apparmor import PREFIX, Profile
@@ -87,10 +87,15 @@ class LoadedProfiles:
 
 
 def _is_loaded(name: str) -> bool:
-    """False too where the kernel shows no list: loading again does no harm."""
-    with suppress(OSError):
-        return any(line.rpartition(" (")[0] == name for line in _LOADED.read_text().splitlines())
-    return False
+    """False too where the kernel shows no list: loading again does no harm. OSError for want of a
+    descriptor."""
+    try:
+        lines = _LOADED.read_text().splitlines()
+    except OSError as error:
+        if is_shortage(error):
+            raise
+        return False
+    return any(line.rpartition(" (")[0] == name for line in lines)
 
 
 def _parser(action: str, text: str) -> None:
