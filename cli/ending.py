@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LAST_S = 120.0  # of the interpreter's end; what it has started takes seconds to end, and does without it too
 
 
 class Ending:
@@ -31,9 +32,11 @@ class Ending:
 
     def no_more(self) -> None:
         """From here on all three are ignored: what is left is the interpreter's own end, where an exception
-        would be a traceback, and a second Ctrl-C another exit code."""
+        would be a traceback, and a second Ctrl-C another exit code. One that hangs is ended by the kernel."""
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, _LAST_S)
 
     @property
     def code(self) -> int:

@@ -58,6 +58,21 @@ def test_further_ones_change_nothing(words: tuple[str, ...]) -> None:
     assert not check_integrity(default_state_dir()).leftovers
 
 
+HANGS = """
+import atexit, threading
+from cli import ending
+ending._LAST_S = 0.3
+atexit.register(threading.Event().wait)
+ending.Ending().no_more()
+"""
+
+
+def test_an_end_that_hangs_is_ended() -> None:
+    """Nothing else could, but kill -9."""
+    done = subprocess.run([sys.executable, "-c", HANGS], timeout=60, check=False)
+    assert done.returncode == -signal.SIGALRM
+
+
 def _again(command: "subprocess.Popen[str]", line: str) -> bool:
     """Once it has said that it is at its end."""
     while line.startswith("interrupted") and command.poll() is None:
