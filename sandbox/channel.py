@@ -23,7 +23,7 @@ from typing import Protocol
 from protocol.clock import Clock
 from sandbox import poller
 from sandbox.forks import leave_in_children
-from sandbox.passed import receive
+from sandbox.passed import hang_up, is_socket, let_go, receive
 from sandbox.wire import FRAME_BYTES, Frame, Kind, decode, encode
 
 _MAX_EVENTS = 64
@@ -236,7 +236,7 @@ class Channel:
             steps.callback(self._is_over.set)
             steps.callback(self._on_end)
             steps.callback(self._epoll.close)
-            steps.callback(self._socket.close)
+            steps.callback(hang_up, self._socket)
             for listener in reversed(listeners):
                 steps.callback(listener.on_lost)
 
@@ -287,13 +287,13 @@ class Channel:
             except OSError:
                 return False
             try:
-                if not data:
+                if not data or any(map(is_socket, fds)):  # which no honest init sends
                     return False
                 self._dispatch(decode(data, fds, is_cut))
             except (ValueError, OverflowError):
                 return False
             finally:
-                _close_all(fds)
+                let_go(fds)
         return True
 
     def _dispatch(self, frame: Frame) -> None:
@@ -325,6 +325,6 @@ def _is_honest(step: Callable[[], None]) -> bool:
 
 
 def _close_all(fds: list[int]) -> None:
-    """Each once, whatever comes between: its number may be a stranger's next."""
+    """Our own, each once, whatever comes between: its number may be a stranger's next."""
     while fds:
         os.close(fds.pop())

@@ -22,7 +22,7 @@ from sandbox.channel import Channel
 from sandbox.feeding import Input
 from sandbox.forks import close_left
 from sandbox.memory_files import memory_file
-from sandbox.passed import receive
+from sandbox.passed import hang_up, let_go, receive
 from sandbox.wire import FRAME_BYTES, WITH_INPUT, WITH_TERMINAL, Frame, Kind, TerminalSize, decode
 
 PIPE_BYTES = 1 << 18  # of output not read yet; fewer switches than with the kernel's 64 KiB
@@ -189,8 +189,7 @@ class Plumbing:
             elif frame.kind == Kind.EXIT:
                 self._ended(frame)
         finally:
-            for fd in fds:
-                os.close(fd)
+            let_go(fds)
 
     def _take_terminal(self, fds: list[int]) -> None:
         """Takes it out of the list. ValueError for anything else, and for one that nobody asked for; OSError
@@ -223,7 +222,7 @@ class Plumbing:
         report, self._report = self._report, None
         if report is not None:
             self._channel.unwatch(report.fileno())
-            report.close()
+            hang_up(report)
 
 
 def _take_nothing(*_: object) -> None:

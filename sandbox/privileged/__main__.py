@@ -1,6 +1,7 @@
 """python -I -S sandbox/privileged USER [socket=PATH] [memory=BYTES] [pids=NUMBER] [cpu=MICROSECONDS], which
 `dockyard node helper` and its unit run as root."""
 
+import atexit
 import fcntl
 import os
 import pwd
@@ -27,9 +28,9 @@ def main(user: str, *words: str) -> None:
     """Serves until SIGTERM or Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: sys.exit())
-    # Whoever closes a socket last may have to wait for its content, until he is interrupted.
     signal.signal(signal.SIGALRM, lambda number, frame: None)
-    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)  # or closing a user's socket may take as long as he likes
+    atexit.register(signal.signal, signal.SIGALRM, signal.SIG_IGN)  # or it ends the interpreter's own end
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or nobody would learn how `ip` has ended
     os.umask(0o022)
     os.environ.clear()

@@ -7,14 +7,15 @@ import resource
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
+import time
 from array import array
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from lingering import lingering
 from ordinary_user import NOBODY, User, groups_of_user, said, user
 from sandbox_internet import wait_until
 
@@ -295,15 +296,12 @@ def test_a_socket_that_waits_for_its_content_when_it_is_closed_holds_up_nobody(u
         assert [answered(other), answered(one)] == ["foreign"] * 2
 
 
-def lingering(listener: socket.socket) -> socket.socket:
-    """To one who does not read."""
-    slow = socket.create_connection(listener.getsockname())
-    slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 600))
-    slow.setblocking(False)
-    with suppress(BlockingIOError):
-        while True:
-            slow.send(bytes(1 << 20))
-    return slow
+def test_its_end_is_not_cut_short_by_its_own_alarm(user: User):
+    with user.helped() as helper:
+        helper.terminate()
+        while helper.poll() is None:
+            helper.send_signal(signal.SIGALRM)
+            time.sleep(0.0002)
 
 
 def test_a_want_of_descriptors_makes_nobody_a_strangers():

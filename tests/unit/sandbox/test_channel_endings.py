@@ -7,6 +7,7 @@ import resource
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from tempfile import TemporaryFile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lingering import lingering
 
 from protocol.clock import SystemClock
 from sandbox.cgroups import Counters
@@ -182,6 +184,9 @@ def test_hostile_messages_leave_nobody_waiting_and_no_descriptor(packets: list[t
     assert harness.owner.lost
     assert harness.owner.released
     assert harness.owner.num_open == 0
+    give_up_s = time.monotonic() + 10  # of what was unread, which a thread of its own closes
+    while count_fds() > before and time.monotonic() < give_up_s:
+        time.sleep(0.001)
     assert count_fds() == before
 
 
@@ -195,6 +200,21 @@ def test_a_descriptor_that_nobody_asked_for_is_closed():
         send(harness.theirs, struct.pack("=IIII", 2, Kind.DONE, 0, 0), (0,))
         thread.join(10)
     assert count_fds() == before
+
+
+@pytest.mark.parametrize("to_report", [False, True], ids=["init", "minder"])
+def test_a_socket_that_lingers_is_the_end_and_holds_up_nobody(to_report: bool):
+    """Whoever closes it waits for ten minutes: the thread that serves other sandboxes too would."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with connect() as harness:
+            with lingering(listener) as slow:
+                packet = struct.pack("=IIII", 2, Kind.DONE, 0, 0)
+                for _ in range(3):
+                    send(harness.report if to_report else harness.theirs, packet, (slow.fileno(),))
+            if not to_report:  # a minder's is that command's alone
+                assert harness.channel.join(30)
+        assert harness.owner.lost
+        assert harness.owner.released
 
 
 @pytest.mark.parametrize(("ending", "value"), [(99, 0), (2, 2**31)])
