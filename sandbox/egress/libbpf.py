@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 _NAMES = ("libbpf.so.1",)
-_MOST_DESCRIPTORS = 64  # that are open at a time while an object of ours is loaded, with some to spare
+_MOST_DESCRIPTORS = 32  # that are open at a time while an object of ours is loaded (22), with some to spare
 _ALLOW_MULTI = 2  # beside programs of groups above, all of which must agree
 _TC_POINTS, _TCX_KINDS = (1, 2), (46, 47)  # what comes in, what goes out
 
